@@ -6,8 +6,8 @@
  * its table, reads its configurations, names its defaults, and forwards to its parts in dit/, vae/
  * and text/. family.c lists the tables.
  *
- * Handles are opaque here: an esa_dit is what the family's dit.open made, and so on. All functions
- * fail with one message in the ctx; members that may be NULL say so. */
+ * Handles are opaque here: the family's dit.open makes an esa_dit, and so on. A function that fails
+ * leaves one message in the ctx. A member that may be NULL says so. */
 #ifndef ESA_MODEL_FAMILY_H
 #define ESA_MODEL_FAMILY_H
 
@@ -28,7 +28,7 @@ typedef struct esa_text {
     float *data;   /* [rows][text_dim] */
     float *pooled; /* [pooled_dim]; NULL if the family has none */
     int64_t rows;
-    int64_t valid; /* rows of tokens; those behind are padding */
+    int64_t valid; /* the first rows, which are tokens; the others are padding */
 } esa_text;
 
 typedef struct esa_text_ops {
@@ -37,19 +37,19 @@ typedef struct esa_text_ops {
     esa_status (*open)(const esa_part_env *env, esa_text_part **part, const void *configs);
     void (*free)(esa_text_part *part); /* accepts NULL */
     void (*memory)(const esa_text_part *part, int64_t *parameters, int64_t *held, int64_t *mapped);
-    /* Fills text->data, pooled and valid; data is zero before. Fails with ESA_ERR_ARGUMENT if the
-     * prompt is not UTF-8 or too long. */
+    /* Fills text->data, pooled and valid. The caller has set data to zero. Fails with
+     * ESA_ERR_ARGUMENT if the prompt is not UTF-8 or too long. */
     esa_status (*encode)(esa_text_part *part, esa_text *text, const char *prompt);
 } esa_text_ops;
 
 /* ---------------------------------------------------------------- transformer */
 
-/* Bytes of device memory that are allocated beside weights and activations, after begin. */
+/* Bytes of device memory that others will allocate after begin, beside weights and activations. */
 typedef struct esa_dit_room {
     int64_t scratch;   /* size of the ctx's scratch */
-    int64_t beside;    /* while the transformer works: masks of the session */
-    int64_t after;     /* after end, when the activations are gone: the decoder */
-    int64_t text_rows; /* dit.text_rows of all branches; 0: not known */
+    int64_t beside;    /* taken while the transformer works: masks of the session */
+    int64_t after;     /* taken after end, when the activations are gone: the decoder */
+    int64_t text_rows; /* sum of dit.text_rows over the branches; 0: not known */
 } esa_dit_room;
 
 /* One forward pass. esa_session_place has been called for its step and branch. */
@@ -74,20 +74,20 @@ typedef struct esa_dit_ops {
     void (*plan)(const esa_dit *dit, esa_model_info *info);
     /* The store of the weights, for its device memory (store.h). */
     esa_store *(*store)(esa_dit *dit);
-    /* The layout that begin makes, without any memory. The caller has set the counts of text, as
-     * the family's text_place says. */
+    /* Fills in the layout that begin will make, but allocates nothing. The caller has set the
+     * numbers of text tokens, as the family's text_place says. */
     esa_status (*layout)(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
                          int32_t selector, int32_t mode);
-    /* begin makes the weights leave that much free. */
+    /* Says how much device memory begin must leave free; it moves weights out for that. */
     void (*set_room)(esa_dit *dit, const esa_dit_room *room);
-    /* How many rows of the text the transformer keeps. */
+    /* The number of text rows that the transformer keeps. */
     int64_t (*text_rows)(const esa_dit *dit, const esa_text *text);
-    /* Prepares for latents (t, h, w). layout as for the function above; on return it is ready for
-     * esa_session_params.select.layout. branches: the number of texts. */
+    /* Prepares a video with latents (t, h, w). layout is used as in the function layout; on return
+     * it is ready for esa_session_params.select.layout. branches: the number of texts. */
     esa_status (*begin)(esa_dit *dit, const int32_t latent[3], esa_layout *layout, int32_t selector,
                         int32_t mode, int32_t branches);
     void (*end)(esa_dit *dit);            /* frees what begin and text have made */
-    int64_t (*bytes)(const esa_dit *dit); /* that begin has allocated */
+    int64_t (*bytes)(const esa_dit *dit); /* the memory that begin has allocated */
     esa_status (*text)(esa_dit *dit, int32_t branch, const esa_text *text);
     esa_status (*forward)(esa_dit *dit, const esa_dit_call *call);
 } esa_dit_ops;
@@ -101,9 +101,9 @@ typedef struct esa_vae_ops {
     void (*memory)(const esa_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped);
     /* Frames, height and width that latents (t, h, w) give. The VAE need not be open. */
     void (*size)(const void *configs, const int32_t latent[3], int32_t size[3]);
-    /* ESA_ERR_ARGUMENT for sizes and tiles that the decoder does not take. */
+    /* Fails with ESA_ERR_ARGUMENT for sizes and tiles that the decoder does not take. */
     esa_status (*check_sizes)(const esa_vae *vae, const int32_t latent[3], int32_t tile);
-    /* The memory that frames needs, without weights; INT64_MAX if it cannot be counted. */
+    /* The memory that the function frames needs beside the weights; INT64_MAX: it is not known. */
     int64_t (*bytes)(const esa_vae *vae, const int32_t latent[3], int32_t tile);
     /* Decodes latents on the device to rgb bytes [frames][height][width][3] in host memory.
      * tile: side of a tile in pixels; 0: whole frames. */
@@ -116,11 +116,11 @@ typedef struct esa_vae_ops {
 /* A published model: how it is recognised, its name and its defaults. */
 typedef struct esa_known_model {
     const char *name;
-    int32_t variant; /* as esa_facts has it */
+    int32_t variant; /* as in esa_facts */
     int32_t layers, heads, head_dim, text_dim;
     int32_t frames, height, width, steps;
     double guidance;
-    double guidance_2; /* of the second of two transformers; 0: there is one */
+    double guidance_2; /* guidance of the second transformer; 0: there is only one */
 } esa_known_model;
 
 /* What the pipeline must know of an opened model. */
@@ -129,9 +129,10 @@ typedef struct esa_facts {
      * defaults of the known model. */
     esa_model_info info;
     int32_t variant;    /* tells models of one shape apart */
-    int32_t pooled_dim; /* of esa_text.pooled; 0: none */
-    double boundary;    /* timesteps below it belong to a second transformer; 0: there is one */
-    int32_t tile_unit;  /* sides of decoder tiles in pixels are multiples of it */
+    int32_t pooled_dim; /* size of esa_text.pooled; 0: none */
+    double boundary;    /* the second transformer runs timesteps below boundary * train_steps; 0:
+                         * there is only one transformer */
+    int32_t tile_unit;  /* the side of a decoder tile in pixels is a multiple of this */
 } esa_facts;
 
 /* A model folder while its configurations are read. */
@@ -143,9 +144,9 @@ typedef struct esa_folder {
     char path[4400];
 } esa_folder;
 
-/* Sets f->path to folder/name. ESA_ERR_ARGUMENT if that is too long. */
+/* Sets f->path to folder/name. Fails with ESA_ERR_ARGUMENT if that is too long. */
 esa_status esa_folder_path(esa_folder *f, const char *name);
-/* The same; 1 if the file can be read. */
+/* Does the same, and returns 1 if the file can be read, else 0. */
 int32_t esa_folder_has(esa_folder *f, const char *name);
 
 /* Where text is in self-attention: nowhere, in front of the video, behind it. */
@@ -156,24 +157,24 @@ typedef struct esa_family {
     const char *const *pipelines;       /* classes in model_index.json; ends with NULL */
     int64_t config_bytes;               /* size of the family's struct of configurations */
     const esa_known_model *known;       /* [known_count] */
-    int32_t known_count, known_default; /* default: whose sizes an unknown model gets */
+    int32_t known_count, known_default; /* an unknown model gets the sizes of known_default */
     int32_t text_place;                 /* ESA_TEXT_* */
-    int32_t sched_group;                /* ESA_SCHED_GROUP_* that it runs with */
-    /* 1: its pipeline gives the Euler scheduler sigmas from 1 down to (not with) 0. */
+    int32_t sched_group;                /* the ESA_SCHED_GROUP_* of its schedulers */
+    /* 1: its pipeline gives the Euler scheduler n sigmas: linspace(1, 0, n + 1) without the 0. */
     int32_t sigmas_to_zero;
     int32_t frames_first; /* 1: noise is drawn as [frames][channels], not [channels][frames] */
     /* 1: guidance is an input of the transformer, so there is one branch. */
     int32_t embedded_guidance;
 
-    /* Reads the configurations of the parts in use and compares them with one another. configs is
-     * zero before. */
+    /* Reads the configurations of the parts in use and compares them with one another. The caller
+     * has set configs to zero. */
     esa_status (*read)(esa_folder *folder, void *configs);
     void (*describe)(const void *configs, esa_facts *facts);
-    /* Random weights: fills in the configurations for a name and its size (frames, height, width).
-     * Returns 0 for a name it does not have; shape_names lists those it has. */
+    /* Random weights: fills in the configurations and the size (frames, height, width) of a shape.
+     * Returns 0 for a name that the family does not have; shape_names lists the others. */
     int32_t (*shape)(const char *name, void *configs, esa_sched_config *sched, int32_t size[3]);
     const char *shape_names;
-    /* Guidance at a step with this timestep; NULL: that of the call. */
+    /* Returns the guidance at a step with this timestep. NULL: it is the same at every step. */
     double (*guidance)(const esa_generate_params *params, int32_t step, double t);
 
     esa_dit_ops dit;
@@ -183,12 +184,12 @@ typedef struct esa_family {
 
 extern const esa_family esa_wan_family, esa_cog_family, esa_hunyuan_family;
 
-/* The family whose pipeline the folder has. Fails with ESA_ERR_UNSUPPORTED. */
+/* Finds the family of the folder's pipeline. Fails with ESA_ERR_UNSUPPORTED. */
 esa_status esa_family_find(esa_ctx *ctx, const esa_family **family, const esa_model_index *index);
-/* Fails with ESA_ERR_UNSUPPORTED for a scheduler (ESA_SCHED_*) of another kind of models. */
+/* Fails with ESA_ERR_UNSUPPORTED if the family does not run with this scheduler (ESA_SCHED_*). */
 esa_status esa_family_check_sched(esa_ctx *ctx, const esa_family *family, int32_t kind);
-/* The family that has random weights of this name, with configs as shape fills them in; the caller
- * frees configs (family->config_bytes). Fails with ESA_ERR_ARGUMENT. */
+/* Finds the family that has random weights of this name, and makes configs as shape fills them in;
+ * the caller frees configs (family->config_bytes). Fails with ESA_ERR_ARGUMENT. */
 esa_status esa_family_shape(esa_ctx *ctx, const esa_family **family, void **configs,
                             const char *name, esa_sched_config *sched, int32_t size[3]);
 

@@ -1,16 +1,18 @@
 // sm90_8bit.cuh - the consumer of the 8-bit Hopper kernel: INT8 logits, E4M3 probabilities.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What differs from 16 bit (docs/precision.md has the arithmetic, lab/sm90_8bit the ladder):
+// docs/precision.md has the arithmetic, and lab/sm90_8bit/notes.md tells how the kernel was made.
+// It differs from the 16-bit kernel in these points:
 //
 //   - A stage of keys has one scale. Its logits are integers times (scale of q) (scale of k).
 //   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
-//   - Hopper adds 8-bit products with about 14 bits. So every stage of P V starts from zero in
-//     an accumulator t of its own, and o = o alpha + t is in f32.
-//   - The stage of values ends with rows of ones. The product then also gives the sums of the
-//     rounded P, which cost 64 additions per thread otherwise (8 % of the time).
-//   - Q stays in shared memory: registers are needed for the second accumulator.
-//   - Integers become floats by adding them to the bits of 1.5 2^23. |S| <= 127 * 127 * D < 2^22.
+//   - Hopper keeps about 14 bits when it adds 8-bit products. So every stage of P V starts from 0
+//     in a second accumulator t, and o = o alpha + t is computed in f32.
+//   - The stage of values ends with rows of ones. So the product also gives the sums of the rounded
+//     P, which is faster than 64 additions per thread (v2 and v3 in the notes).
+//   - Q stays in shared memory, because t needs the registers.
+//   - Integers become floats when they are added to the bits of 1.5 * 2^23. This is exact, because
+//     |S| <= 127 * 127 * D < 2^22.
 #pragma once
 
 #include "cuda/attention/sm90_8bit_gather.cuh"
@@ -22,7 +24,7 @@ namespace sm90
 {
 
 template <class T, bool FULL> struct consumer8_d128 {
-    static constexpr int D = 128, NO = D / 2 + 4; // of o: D columns and eight of sums
+    static constexpr int D = 128, NO = D / 2 + 4; // elements of o: D columns and eight of sums
     static constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
     static constexpr int MAGIC_BITS = 0x4B400000;
     using plan = smem_plan<D, 8>;
@@ -32,13 +34,13 @@ template <class T, bool FULL> struct consumer8_d128 {
     const smem_view<D, 8> &sm;
     const int wg, warp, lane;
     ring_pos ring;
-    float o[NO], t[NO]; // the sum so far; that of the last stage
+    float o[NO], t[NO]; // the sum so far; the sum of the last stage
     int s[64];          // logits of the current stage
     float x[64];        // then P
-    uint32_t p[16];     // P of the stage in flight, A fragments
-    float m[2];         // reference maxima, log2 units
-    // Factors for o before t is added: of the current stage, of the one in flight, and of the one
-    // that t holds.
+    uint32_t p[16];     // P of the stage in flight, as A fragments
+    float m[2];         // maxima so far, in units of log2
+    // Factors for o before a stage is added: for the current stage, the stage in flight, and the
+    // stage that t holds.
     float alpha[2], flying[2], landed[2];
 
     __device__ __forceinline__ consumer8_d128(const kernel_args &a, const smem_view<D, 8> &sm,
@@ -71,7 +73,7 @@ template <class T, bool FULL> struct consumer8_d128 {
         wgmma_commit();
     }
 
-    // The new maxima, given those of this thread's columns.
+    // Computes the new maxima from those of this thread's columns.
     __device__ __forceinline__ void follow(float (&top)[2])
     {
         softmax_rows<true>::quad_max(top);
@@ -82,7 +84,7 @@ template <class T, bool FULL> struct consumer8_d128 {
             m[r] = top[r];
         }
     }
-    // P of a stage whose logits are f S.
+    // Computes P of a stage whose logits are f S.
     __device__ __forceinline__ void softmax(float f)
     {
         int y[4] = { s[0], s[1], s[2], s[3] };
@@ -95,7 +97,8 @@ template <class T, bool FULL> struct consumer8_d128 {
         for (int i = 0; i < 64; ++i)
             x[i] = exp2_approx(fmaf(__int_as_float(s[i] + MAGIC_BITS), f, c[i / 2 % 2]));
     }
-    // The same if every column has its own scale and bias. fq: the scale of q, with log2(e).
+    // The same for a stage in which every column has its own scale and bias. fq: the scale of q,
+    // times the scale of the logits and log2(e).
     __device__ __forceinline__ void softmax_columns(const float2 *column, float fq)
     {
         float top[2] = { -INFINITY, -INFINITY };
@@ -146,8 +149,8 @@ template <class T, bool FULL> struct consumer8_d128 {
         release(sm.empty(k.stage));
         pack();
     }
-    // A later stage: QK of this stage and PV of the previous one; the softmax of this stage
-    // overlaps PV.
+    // A later stage: Q K^T of this stage and P V of the previous one, which runs during the softmax
+    // of this stage.
     template <bool COLUMNS> __device__ __forceinline__ void next(float fq)
     {
         const ring_pos k = ring;
@@ -178,8 +181,8 @@ template <class T, bool FULL> struct consumer8_d128 {
         release(sm.empty(v.stage));
         pack();
     }
-    // ptxas moves the wait for P V up to that for Q K^T, in front of the softmax, unless there is a
-    // branch between them. P is never negative.
+    // ptxas moves the wait for P V up to the wait for Q K^T, before the softmax, unless there is a
+    // branch between them. This branch is never taken, because P is never negative.
     __device__ __forceinline__ void stay_before_wait()
     {
         const int sign = __float_as_int(x[60]) | __float_as_int(x[61]) | __float_as_int(x[62]) |
@@ -219,7 +222,8 @@ template <class T, bool FULL> struct consumer8_d128 {
         drain();
     }
 
-    // o times the scales of the values, plus their centre: what store_tile divides by the sums.
+    // Multiplies o by the scales of the values and adds their centre times the sums; store_tile
+    // divides by the sums.
     __device__ __forceinline__ void store(const tile_info &tile)
     {
         const int64_t b = tile.bh / a.Hq, h = tile.bh % a.Hq,
