@@ -113,9 +113,10 @@ int clip_resolve(clip_maker *maker, clip_request *request);
 /* Settings most commands share, as rows of an option table: copies the caller's rows, then the
  * chosen groups of rows, then the end, into table and returns it. */
 enum {
-    CLIP_OPTIONS_SIZE = 1,   /* --frames --height --width --steps */
-    CLIP_OPTIONS_NOISE = 2,  /* --guidance --guidance-2 --negative-prompt --scheduler --flow-shift
-                                --sigmas --timesteps */
+    CLIP_OPTIONS_SIZE = 1, /* --frames --height --width --steps */
+    CLIP_OPTIONS_NOISE =
+        2, /* --guidance --guidance-2 --image --negative-prompt --scheduler --flow-shift
+              --sigmas --timesteps */
     CLIP_OPTIONS_DENSE = 4,  /* --warmup --dense-first-layer --dense-layers */
     CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples --score-groups */
     CLIP_OPTIONS_SPARSE =

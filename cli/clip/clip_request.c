@@ -244,6 +244,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "classifier-free guidance; 1 or less turns it off (the model's own)" },
         { "--guidance-2", CLI_REAL, &p->guidance_2, "X", 0, 1000, 0,
           "guidance of the second transformer of Wan 2.2 (the model's own, or --guidance)" },
+        { "--image", CLI_TEXT, &p->image, "FILE", 0, 0, 0,
+          "models of image to video: the picture that the video begins with (none)" },
         { "--negative-prompt", CLI_TEXT, &p->negative_prompt, "TEXT", 0, 0, 0,
           "what to avoid (nothing)" },
         { "--scheduler", CLI_CHOICE, &p->scheduler, CLIP_SCHEDULERS, 0, 0, 0,

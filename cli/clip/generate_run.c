@@ -310,8 +310,9 @@ static int with_model(job *j)
     cli_machine_json(j->json, j->maker.ctx, NULL);
     const clip_opening *open = &o->clip.open;
     const cli_texts *const loras[2] = { &open->lora, &open->lora_2 };
-    cli_json_fields(j->json, "model %s transformer %s transformer_2 %s config_hash %s seed %ld",
-                    j->maker.info.name, open->transformer, open->transformer_2,
+    cli_json_fields(j->json,
+                    "model %s transformer %s transformer_2 %s image %s config_hash %s seed %ld",
+                    j->maker.info.name, open->transformer, open->transformer_2, o->clip.p.image,
                     j->maker.info.config_hash, o->seeds.whole[0]);
     for (int k = 0; k < 2; k++) {
         cli_json_open(j->json, k ? "lora_2" : "lora", '[');

@@ -16,6 +16,7 @@ static const named models[] = {
     { "wan-tiny", NULL },
     { "wan-t2v-1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers" },
     { "wan-t2v-14b", "Wan-AI/Wan2.1-T2V-14B-Diffusers" },
+    { "wan-i2v-14b", "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers" },
     { "wan2.2-t2v-a14b", "Wan-AI/Wan2.2-T2V-A14B-Diffusers" },
     { "cogvideox-2b", "THUDM/CogVideoX-2b" },
     { "cogvideox-5b", "THUDM/CogVideoX-5b" },
@@ -109,7 +110,8 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
     }
     const char *near = strchr(model, '/') ? NULL : cli_nearest(model, names, MODELS);
     if (near) return cli_fail("%s: there is no model '%s', did you mean %s?", what, model, near);
-    return cli_fail("%s: there is no model folder '%s', and the names are wan-tiny, wan-t2v-1.3b, "
-                    "wan-t2v-14b, wan2.2-t2v-a14b, cogvideox-2b, cogvideox-5b and hunyuan-video",
-                    what, model);
+    return cli_fail(
+        "%s: there is no model folder '%s', and the names are wan-tiny, wan-t2v-1.3b, "
+        "wan-t2v-14b, wan-i2v-14b, wan2.2-t2v-a14b, cogvideox-2b, cogvideox-5b and hunyuan-video",
+        what, model);
 }

@@ -264,6 +264,10 @@ typedef struct esa_generate_params {
      * model's default if guidance is NaN too. Only guidance decides whether there is a negative
      * branch, as in diffusers. */
     double guidance_2;
+    /* Models of image to video: the picture that the video begins with, a file as esa_frames_load
+     * reads it, of which the first frame counts. Without height and width their ratio is that of
+     * the picture, and their product about that of the model's default. */
+    const char *image;
     int64_t reserved[8];
 } esa_generate_params;
 

@@ -12,7 +12,7 @@
 #include "base/view.h"
 
 /* GELU is the approximation with tanh; QUICK_GELU is x / (1 + e^-1.702x). */
-enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH, ESA_ACT_QUICK_GELU };
+enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH, ESA_ACT_QUICK_GELU, ESA_ACT_GELU };
 
 /* ---------------------------------------------------------------- rows */
 

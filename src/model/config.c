@@ -81,8 +81,6 @@ static void read_wan(esa_json_file *f, esa_wan_config *c)
     static const int32_t patch[3] = { 1, 2, 2 };
     memset(c, 0, sizeof *c);
     esa_json_only_text(f, "_class_name", "WanTransformer3DModel");
-    esa_json_only_null(f, "image_dim");
-    esa_json_only_null(f, "added_kv_proj_dim");
     esa_json_only_null(f, "pos_embed_seq_len");
     esa_json_only_text(f, "qk_norm", "rms_norm_across_heads");
     c->heads = (int32_t)esa_json_int(f, "num_attention_heads", 1, 1024, ESA_JSON_REQUIRED);
@@ -100,6 +98,13 @@ static void read_wan(esa_json_file *f, esa_wan_config *c)
     c->cross_norm = esa_json_bool(f, "cross_attn_norm", 1);
     c->eps = esa_json_real(f, "eps", 1e-12, 1e-1, 1e-6);
     esa_json_ints(f, "patch_size", c->patch, 3, 3, 1, 16, patch);
+    c->image_dim = (int32_t)esa_json_int(f, "image_dim", 1, MAX_WIDTH, 0);
+    const int64_t added = esa_json_int(f, "added_kv_proj_dim", 1, MAX_WIDTH, 0);
+    if (added != (c->image_dim ? (int64_t)c->heads * c->head_dim : 0))
+        esa_json_fail(f, ESA_ERR_UNSUPPORTED,
+                      "added_kv_proj_dim is %lld, expected the model's width with an image_dim and "
+                      "null without",
+                      (long long)added);
     if (c->head_dim % 2)
         esa_json_fail(f, ESA_ERR_UNSUPPORTED, "attention_head_dim is %d, expected an even number",
                       c->head_dim);

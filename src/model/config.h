@@ -27,6 +27,7 @@ typedef struct esa_wan_config {
     int32_t patch[3];
     int32_t text_dim, freq_dim;
     int32_t rope_max;   /* longest side of the grid */
+    int32_t image_dim;  /* features of an image encoder; 0: no image */
     int32_t cross_norm; /* cross_attn_norm: norm2 has weight and bias; 0: it is the identity */
     double eps;
     const char *folder; /* in the model's folder; NULL: transformer */
@@ -40,6 +41,7 @@ typedef struct esa_wan_vae_config {
     int32_t temporal[ESA_CONFIG_MAX_LEVELS]; /* temperal_downsample, [levels - 1] */
     int32_t attn_scales;                     /* number of entries; only 0 is supported */
     int32_t in_channels, out_channels;
+    int32_t encoder;            /* 1: the encoder is used too; set by the caller */
     int32_t factor_t, factor_s; /* checked against temporal and levels */
     double mean[ESA_CONFIG_MAX_LATENT], std[ESA_CONFIG_MAX_LATENT]; /* [z_dim] */
 } esa_wan_vae_config;

@@ -42,6 +42,17 @@ typedef struct esa_text_ops {
     esa_status (*encode)(esa_text_part *part, esa_text *text, const char *prompt);
 } esa_text_ops;
 
+/* ---------------------------------------------------------------- image */
+
+/* What a model of image to video gets from its image, in host memory; free with esa_image_free. */
+typedef struct esa_image {
+    float *embeds; /* [rows][width] states of the image encoder; NULL: the model has none */
+    int64_t rows, embeds_bytes;
+    float *condition; /* [channels][t][h][w] behind the latents in the transformer's input */
+    int64_t condition_bytes;
+} esa_image;
+void esa_image_free(esa_ctx *ctx, esa_image *image);
+
 /* ---------------------------------------------------------------- transformer */
 
 /* Bytes of device memory that others will allocate after begin, beside weights and activations. */
@@ -89,6 +100,8 @@ typedef struct esa_dit_ops {
     void (*end)(esa_dit *dit);            /* frees what begin and text have made */
     int64_t (*bytes)(const esa_dit *dit); /* the memory that begin has allocated */
     esa_status (*text)(esa_dit *dit, int32_t branch, const esa_text *text);
+    /* Sets the image, which must live until end; NULL: the family has none. */
+    esa_status (*image)(esa_dit *dit, const esa_image *image);
     esa_status (*forward)(esa_dit *dit, const esa_dit_call *call);
 } esa_dit_ops;
 
@@ -130,6 +143,7 @@ typedef struct esa_facts {
     esa_model_info info;
     int32_t variant;    /* tells models of one shape apart */
     int32_t pooled_dim; /* size of esa_text.pooled; 0: none */
+    int32_t image;      /* 1: the model makes a video from an image */
     double boundary;    /* the second transformer runs timesteps below boundary * train_steps; 0:
                          * there is only one transformer */
     int32_t tile_unit;  /* the side of a decoder tile in pixels is a multiple of this */
@@ -176,6 +190,15 @@ typedef struct esa_family {
     const char *shape_names;
     /* Returns the guidance at a step with this timestep. NULL: it is the same at every step. */
     double (*guidance)(const esa_generate_params *params, int32_t step, double t);
+
+    /* Models of image to video; NULL: the family has none. image_check compares the names and
+     * shapes of the image encoder. image_make makes what the transformer needs from a picture rgb
+     * [height][width][3] for latents (t, h, w); image_bytes is the device memory for that. */
+    esa_status (*image_check)(const esa_part_env *env, const void *configs);
+    int64_t (*image_bytes)(const esa_vae *vae, const void *configs, const int32_t latent[3]);
+    esa_status (*image_make)(const esa_part_env *env, esa_vae *vae, const void *configs,
+                             const uint8_t *rgb, const int32_t size[2], const int32_t latent[3],
+                             esa_image *image);
 
     esa_dit_ops dit;
     esa_vae_ops vae;

@@ -256,6 +256,18 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     return status;
 }
 
+/* The image encoder belongs to the transformer's part. */
+static esa_status check_transformer(esa_model *m)
+{
+    const esa_status status = m->family->dit.check(&m->env, m->configs);
+    if (!m->facts.image || (status && !m->env.report)) return status;
+    char first[sizeof m->ctx->error];
+    memcpy(first, m->ctx->error, sizeof first);
+    const esa_status after = m->family->image_check(&m->env, m->configs);
+    if (status) memcpy(m->ctx->error, first, sizeof first);
+    return status ? status : after;
+}
+
 /* With a report all parts are checked, so that it is complete; the message is that of the first
  * part that failed. */
 static esa_status check(esa_model *m)
@@ -265,7 +277,7 @@ static esa_status check(esa_model *m)
     char first[sizeof m->ctx->error] = "";
     for (int part = ESA_PART_TRANSFORMER; part <= ESA_PART_TEXT; part *= 2) {
         if (!(m->parts & part)) continue;
-        const esa_status each = part == ESA_PART_TRANSFORMER ? f->dit.check(&m->env, m->configs)
+        const esa_status each = part == ESA_PART_TRANSFORMER ? check_transformer(m)
                                 : part == ESA_PART_VAE       ? f->vae.check(&m->env, m->configs)
                                                              : f->text.check(&m->env, m->configs);
         if (!each || status) continue;

@@ -78,6 +78,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     ESA_TRY(esa_embeds_get(m, &r->embeds, &r->p, r->branches));
     ESA_TRY(m->nn.ops->settle(&m->nn)); /* the products of the text are not those of denoising */
     s->text_seconds = esa_nn_now() - t0;
+    ESA_TRY(esa_run_image(m, r));
     ESA_TRY(esa_run_begin(m, r));
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
     ESA_TRY(esa_run_denoise(m, r));
@@ -111,6 +112,7 @@ static void finish(esa_model *m, esa_run *r)
     esa_nn_free(&m->nn, r->noise, r->noise ? r->bytes : 0);
     if (r->draw) esa_mem_free(&m->ctx->mem, r->draw, 2 * r->bytes);
     esa_embeds_free(m, &r->embeds);
+    esa_image_free(m->ctx, &r->image);
     if (m->dit) m->family->dit.end(m->dit); /* after a failure it still has its activations */
     esa_session_free(m->session);
     m->session = NULL;

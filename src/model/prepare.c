@@ -21,6 +21,7 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
     esa_generate_params *p = &r->p;
     const esa_model_info *i = &m->facts.info;
     if (p->frames == 0) p->frames = i->frames;
+    ESA_TRY(esa_run_image_size(m, p));
     if (p->height == 0) p->height = i->height;
     if (p->width == 0) p->width = i->width;
     const int32_t listed = p->sigmas ? p->sigma_count : 0;

@@ -38,6 +38,7 @@ typedef struct esa_run {
     float *kept[2], *before, *guided;
     esa_step_cache cache;
     esa_embeds embeds;
+    esa_image image; /* of the picture; empty without one */
     esa_mask_file *masks;
     esa_work_plan *plan;
     double *sigma; /* [steps] noise levels, for the plan */
@@ -60,6 +61,10 @@ void esa_run_draw(const esa_model *m, esa_run *r);
 /* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
  * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);
+/* image.c: fills in height and width from the picture's, if they were left open; makes what the
+ * transformer needs from the picture. Both do nothing for models without an image. */
+esa_status esa_run_image_size(esa_model *m, esa_generate_params *p);
+esa_status esa_run_image(esa_model *m, esa_run *r);
 /* Makes the transformer ready for this video and sees that there is memory for the decoder; the
  * embeddings are there. */
 esa_status esa_run_begin(esa_model *m, esa_run *r);

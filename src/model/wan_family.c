@@ -6,6 +6,7 @@
 #include <string.h>
 #include "model/dit/wan_pair.h"
 #include "model/t5_text.h"
+#include "model/wan_image.h"
 #include "model/vae/wan_vae.h"
 
 #define FPS         16.0 /* for every Wan */
@@ -16,16 +17,19 @@ typedef struct wan_configs {
     double boundary;           /* as in model_index.json; 0: one transformer */
     esa_wan_vae_config vae;
     esa_umt5_config text;
+    int32_t image;                 /* 1: image to video */
+    esa_clip_vision_config vision; /* only with dit.image_dim */
 } wan_configs;
 
 /* Variants. */
-enum { ONE = 0, TWO = 1 }; /* transformers */
+enum { ONE = 0, TWO = 1, IMAGE = 2, IMAGE_TWO = 3 }; /* transformers; with an image */
 
 /* With the defaults of diffusers and of the model cards. */
 static const esa_known_model known[] = {
     { "wan-tiny", ONE, 8, 4, 64, 192, 33, 128, 128, 8, 2.5, 0 },
     { "wan-t2v-1.3b", ONE, 30, 12, 128, 4096, 81, 480, 832, 50, 5.0, 0 },
     { "wan-t2v-14b", ONE, 40, 40, 128, 4096, 81, 480, 832, 50, 5.0, 0 },
+    { "wan-i2v-14b", IMAGE, 40, 40, 128, 4096, 81, 480, 832, 50, 5.0, 0 },
     { "wan2.2-t2v-a14b", TWO, 40, 40, 128, 4096, 81, 720, 1280, 40, 4.0, 3.0 },
 };
 
@@ -33,7 +37,13 @@ static const esa_known_model known[] = {
 
 static esa_status compare(esa_ctx *ctx, const wan_configs *c, int32_t parts)
 {
-    if (c->dit.in_channels != c->vae.z_dim || c->dit.out_channels != c->vae.z_dim)
+    /* with an image: a mask and the latents of the image behind those of the video */
+    const int32_t more = c->image ? c->vae.factor_t + c->vae.z_dim : 0;
+    if (c->dit.image_dim && (!c->image || c->vision.d != c->dit.image_dim))
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the image encoder gives %d features, but the transformer takes %d",
+                        c->vision.d, c->dit.image_dim);
+    if (c->dit.in_channels != c->vae.z_dim + more || c->dit.out_channels != c->vae.z_dim)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
                         "the transformer takes %d and gives %d latent channels, but the VAE has %d",
                         c->dit.in_channels, c->dit.out_channels, c->vae.z_dim);
@@ -72,10 +82,16 @@ static esa_status read_configs(esa_folder *f, void *configs)
     /* The sizes of a video come from the VAE's config, even if the VAE itself is not used. Without
      * that file they are Wan's. */
     c->vae = (esa_wan_vae_config){
-        .z_dim = c->dit.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
+        .z_dim = c->dit.out_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
     };
     if (esa_folder_has(f, "vae/config.json") || (f->parts & ESA_PART_VAE))
         ESA_TRY(esa_config_wan_vae(f->ctx, &c->vae, f->path));
+    c->image = strcmp(f->index->pipeline, "WanImageToVideoPipeline") == 0;
+    c->vae.encoder = c->image;
+    if (c->image && c->dit.image_dim) {
+        ESA_TRY(esa_folder_path(f, "image_encoder/config.json"));
+        ESA_TRY(esa_config_clip_vision(f->ctx, &c->vision, f->path));
+    }
     if (f->parts & ESA_PART_TEXT) {
         ESA_TRY(esa_folder_path(f, "text_encoder/config.json"));
         ESA_TRY(esa_config_umt5(f->ctx, &c->text, f->path));
@@ -92,13 +108,14 @@ static void describe(const void *configs, esa_facts *facts)
                                     .heads = c->heads,
                                     .head_dim = c->head_dim,
                                     .ffn = c->ffn,
-                                    .latent_channels = c->in_channels,
+                                    .latent_channels = c->out_channels,
                                     .patch = { c->patch[0], c->patch[1], c->patch[2] },
                                     .factor = { v->factor_t, v->factor_s, v->factor_s },
                                     .text_dim = c->text_dim,
                                     .text_tokens = TEXT_TOKENS,
                                     .fps = FPS },
-                          .variant = all->boundary > 0 ? TWO : ONE,
+                          .variant = (all->boundary > 0 ? TWO : ONE) + (all->image ? IMAGE : 0),
+                          .image = all->image,
                           .boundary = all->boundary,
                           .tile_unit = 4 * v->factor_s };
     snprintf(facts->info.config_hash, sizeof facts->info.config_hash, "%s", c->hash);
@@ -219,6 +236,10 @@ static esa_status dit_text(esa_dit *dit, int32_t branch, const esa_text *text)
 {
     return esa_wan_pair_text((esa_wan_pair *)dit, branch, text);
 }
+static esa_status dit_image(esa_dit *dit, const esa_image *image)
+{
+    return esa_wan_pair_image((esa_wan_pair *)dit, image);
+}
 static esa_status dit_forward(esa_dit *dit, const esa_dit_call *c)
 {
     return esa_wan_pair_forward((esa_wan_pair *)dit, c);
@@ -280,9 +301,31 @@ static esa_status text_encode(esa_text_part *part, esa_text *text, const char *p
                               &text->valid);
 }
 
+/* ---------------------------------------------------------------- image */
+
+static esa_status image_check(const esa_part_env *env, const void *configs)
+{
+    const wan_configs *c = configs;
+    return c->dit.image_dim ? esa_clip_vision_check(env, &c->vision) : ESA_OK;
+}
+static int64_t image_bytes(const esa_vae *vae, const void *configs, const int32_t latent[3])
+{
+    (void)configs;
+    return esa_wan_vae_encode_bytes((const esa_wan_vae *)vae, latent);
+}
+static esa_status image_make(const esa_part_env *env, esa_vae *vae, const void *configs,
+                             const uint8_t *rgb, const int32_t size[2], const int32_t latent[3],
+                             esa_image *image)
+{
+    const wan_configs *c = configs;
+    const esa_wan_picture picture = { rgb, size[0], size[1] };
+    if (c->dit.image_dim) ESA_TRY(esa_wan_image_states(env, &c->vision, &picture, image));
+    return esa_wan_image_condition(env, (esa_wan_vae *)vae, &c->vae, &picture, latent, image);
+}
+
 /* ---------------------------------------------------------------- the table */
 
-static const char *const pipelines[] = { "WanPipeline", NULL };
+static const char *const pipelines[] = { "WanPipeline", "WanImageToVideoPipeline", NULL };
 
 const esa_family esa_wan_family = {
     .name = "Wan",
@@ -297,6 +340,9 @@ const esa_family esa_wan_family = {
     .describe = describe,
     .shape = fill_shape,
     .shape_names = "wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p, wan-14b-720p",
+    .image_check = image_check,
+    .image_bytes = image_bytes,
+    .image_make = image_make,
     .dit = { .check = dit_check,
              .open = dit_open,
              .free = dit_free,
@@ -310,6 +356,7 @@ const esa_family esa_wan_family = {
              .end = dit_end,
              .bytes = dit_bytes,
              .text = dit_text,
+             .image = dit_image,
              .forward = dit_forward },
     .vae = { .check = vae_check,
              .open = vae_open,

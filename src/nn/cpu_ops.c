@@ -124,6 +124,8 @@ static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
             j->leaf->gelu_tanh(y, from, n);
         else if (a->act == ESA_ACT_QUICK_GELU)
             j->leaf->quick_gelu(y, from, n);
+        else if (a->act == ESA_ACT_GELU)
+            j->leaf->gelu(y, from, n);
         else if (y != from)
             memcpy(y, from, (size_t)n * 4);
         for (int64_t c = 0; gate && c < n; c++) y[c] *= x[c];

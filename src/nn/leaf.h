@@ -21,6 +21,7 @@ typedef struct esa_nn_leaf {
     void (*silu)(float *y, const float *x, int64_t n);
     void (*gelu_tanh)(float *y, const float *x, int64_t n);
     void (*quick_gelu)(float *y, const float *x, int64_t n);
+    void (*gelu)(float *y, const float *x, int64_t n); /* with the error function */
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
     /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is
      * overwritten; y may be x or residual. */

@@ -108,6 +108,10 @@ static void quick_gelu(float *y, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = x[i] / (1.0f + exp_near(-1.702f * x[i]));
 }
+static void gelu(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+}
 static void geglu(float *y, const float *gate, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i];
@@ -137,6 +141,7 @@ static void finish(float *y, float *x, const float *bias, int32_t act, const flo
     if (act == ESA_ACT_SILU) silu(x, x, n);
     if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
     if (act == ESA_ACT_QUICK_GELU) quick_gelu(x, x, n);
+    if (act == ESA_ACT_GELU) gelu(x, x, n);
     if (gate && residual)
         for (int64_t i = 0; i < n; i++) y[i] = residual[i] + x[i] * gate[i];
     else if (gate)
@@ -213,5 +218,5 @@ static void to_bf16(uint16_t *y, const float *x, int64_t n)
 }
 
 #define ESA_NN_LEAF_TABLE(set)                                                                     \
-    { set,    layer_norm, rms_norm,    silu,    gelu_tanh, quick_gelu, geglu,                      \
+    { set,    layer_norm, rms_norm,    silu,    gelu_tanh, quick_gelu, gelu,   geglu,              \
       finish, rope,       rope_halves, softmax, from_bf16, from_f16,   to_bf16 }

@@ -30,6 +30,7 @@ static float finish(const esa_product_args *a, float x, int64_t col)
     if (a->act == ESA_ACT_GELU_TANH)
         return 0.5f * x * (1 + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     if (a->act == ESA_ACT_QUICK_GELU) return x / (1 + expf(-1.702f * x));
+    if (a->act == ESA_ACT_GELU) return 0.5f * x * (1 + erff(x * 0.70710678f));
     return x;
 }
 

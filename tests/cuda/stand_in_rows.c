@@ -104,6 +104,7 @@ static float activate(float x, int32_t act)
     if (act == ESA_ACT_GELU_TANH)
         return 0.5f * x * (1 + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     if (act == ESA_ACT_QUICK_GELU) return x / (1 + expf(-1.702f * x));
+    if (act == ESA_ACT_GELU) return 0.5f * x * (1 + erff(x * 0.70710678f));
     return x;
 }
 

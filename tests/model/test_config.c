@@ -98,7 +98,7 @@ static void transformer(void **state)
         { WAN(", \"freq_dim\": 3"), "freq_dim is 3, expected an even number", ESA_ERR_UNSUPPORTED },
         { WAN(", \"eps\": 0"), "eps is 0", ESA_ERR_FORMAT },
         { WAN(", \"cross_attn_norm\": 1"), "expected true or false", ESA_ERR_FORMAT },
-        { WAN(", \"image_dim\": 1280"), "image_dim is 1280, expected null or nothing",
+        { WAN(", \"image_dim\": 1280"), "added_kv_proj_dim is 0, expected the model",
           ESA_ERR_UNSUPPORTED },
         { WAN(", \"_class_name\": \"HunyuanVideoTransformer3DModel\""),
           "expected \"WanTransformer3DModel\"", ESA_ERR_UNSUPPORTED },

@@ -226,6 +226,22 @@ static inline void quick_gelu_everywhere(int32_t device)
     joint_close(&j);
 }
 
+static inline void gelu_everywhere(int32_t device)
+{
+    joint j = joint_open(device);
+    matrix x = matrix_of(&j, j.nn.ops->dtype, 5, 72, 4),
+           y = matrix_of(&j, j.nn.ops->dtype, 5, 72, 1);
+    const esa_act_args args = { .y = y.view, .x = x.view, .act = ESA_ACT_GELU };
+    joint_ok(&j, j.nn.ops->act(&j.nn, &args));
+    double want[5 * 72];
+    for (int i = 0; i < 5 * 72; i++)
+        want[i] = 0.5 * (double)x.value[i] * (1 + erf((double)x.value[i] / sqrt(2.0)));
+    matrix_compare(&j, &y, want, 2e-6, "GELU");
+    matrix_drop(&j, &x);
+    matrix_drop(&j, &y);
+    joint_close(&j);
+}
+
 static inline void channels_first_everywhere(int32_t device)
 {
     joint j = joint_open(device);
@@ -342,12 +358,15 @@ static inline void groups_everywhere(int32_t device)
     static void heads(void **s) { (void)s, heads_everywhere(DEVICE); }                             \
     static void causal(void **s) { (void)s, causal_everywhere(DEVICE); }                           \
     static void quick_gelu(void **s) { (void)s, quick_gelu_everywhere(DEVICE); }                   \
+    static void gelu(void **s) { (void)s, gelu_everywhere(DEVICE); }                               \
     static void channels_first(void **s) { (void)s, channels_first_everywhere(DEVICE); }           \
     static void group_norms(void **s) { (void)s, groups_everywhere(DEVICE); }                      \
     int main(void)                                                                                 \
     {                                                                                              \
-        const struct CMUnitTest tests[] = { cmocka_unit_test(heads), cmocka_unit_test(causal),     \
+        const struct CMUnitTest tests[] = { cmocka_unit_test(heads),                               \
+                                            cmocka_unit_test(causal),                              \
                                             cmocka_unit_test(quick_gelu),                          \
+                                            cmocka_unit_test(gelu),                                \
                                             cmocka_unit_test(channels_first),                      \
                                             cmocka_unit_test(group_norms) };                       \
         return cmocka_run_group_tests(tests, NULL, NULL);                                          \

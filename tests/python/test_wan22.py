@@ -113,13 +113,13 @@ def test_settings(mini):
     assert torch.isfinite(online).all()
 
 
-def shards(folder, tensors, count):
-    """The tensors as sparse files with an index, in `count` shards as the hub has them."""
+def shards(folder, tensors, count, stem="diffusion_pytorch_model", single=False):
+    """The tensors as sparse files with an index, in `count` shards as the hub has them; single: as one file."""
     names, index = list(tensors), {}
     folder.mkdir(parents=True, exist_ok=True)
     for n in range(count):
         part, header, at = names[n * len(names) // count:(n + 1) * len(names) // count], {}, 0
-        file = f"diffusion_pytorch_model-{n + 1:05d}-of-{count:05d}.safetensors"
+        file = f"{stem}.safetensors" if single else f"{stem}-{n + 1:05d}-of-{count:05d}.safetensors"
         for name in part:
             size = 4 * tensors[name].numel()
             header[name] = {"dtype": "F32", "shape": list(tensors[name].shape), "data_offsets": [at, at + size]}
@@ -129,8 +129,8 @@ def shards(folder, tensors, count):
         with open(folder / file, "wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
             out.truncate(8 + len(text) + at)
-    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": index}))
+    if not single:
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
 @functools.cache

@@ -47,7 +47,7 @@ ROOMS = [
 ]
 
 # Rooms below one roof that include one another's headers in their roof, and never a sister's.
-SISTERS = {"src/model": ("dit", "sched", "text", "vae")}
+SISTERS = {"src/model": ("dit", "sched", "text", "vae", "vision")}
 
 # A header that the build writes, and the list of shapes, which is data.
 GENERATED = {"esa_build.h", "esa_commit.h", "shapes.def"}

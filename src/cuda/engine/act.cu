@@ -58,6 +58,8 @@ __global__ void __launch_bounds__(team_threads<LANES>(), (resident<LANES, W>()))
             activate_row<ESA_ACT_SILU>(v, cols);
         else if (a.act == ESA_ACT_QUICK_GELU)
             activate_row<ESA_ACT_QUICK_GELU>(v, cols);
+        else if (a.act == ESA_ACT_GELU)
+            activate_row<ESA_ACT_GELU>(v, cols);
     }
     store_row(a.y, r, v, room);
 }

@@ -25,5 +25,6 @@ static __device__ __forceinline__ float activate(float x, int act)
         return __fdividef(x, 1.0f + exp2_approx(x * fmaf(c3, x * x, c1)));
     }
     if (act == ESA_ACT_QUICK_GELU) return times_sigmoid(x, 1.702f * x);
+    if (act == ESA_ACT_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     return x;
 }

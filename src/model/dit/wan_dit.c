@@ -107,6 +107,27 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
     return op->linear_add(dit->nn, &n, &o, &w->out, &dit->flat);
 }
 
+/* x += out of the attention of q, in flat, over the image; the bias of out comes with the text. */
+static esa_status image_attention(esa_wan_dit *dit, int32_t layer)
+{
+    const wan_text *p = &dit->picture;
+    const int64_t D = dit->config.head_dim, R = p->rows;
+    esa_linear out = dit->block[layer].cross.out;
+    out.bias.data = NULL;
+    const esa_norm_args n = { .x = dit->x, .norm = ESA_NORM_NONE };
+    const esa_biased_args attention = { .o = dit->o,
+                                        .q = dit->flat,
+                                        .k = esa_view_rows(p->kv, 2 * layer * R, R),
+                                        .v = esa_view_rows(p->kv, (2 * layer + 1) * R, R),
+                                        .heads = dit->config.heads,
+                                        .D = D,
+                                        .scale = (float)(1 / sqrt((double)D)) };
+    esa_view o;
+    ESA_TRY(dit->nn->ops->biased(dit->nn, &attention));
+    ESA_TRY(input_of(dit, &o, &dit->o, &out));
+    return dit->nn->ops->linear_add(dit->nn, &n, &o, &out, &dit->more);
+}
+
 static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_text *text,
                                   const float *e)
 {
@@ -128,6 +149,7 @@ static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_tex
     if (!dit->config.cross_norm) ESA_TRY(input_of(dit, &in, &dit->x, &b->cross.q));
     ESA_TRY(op->linear(dit->nn, &dit->flat, &in, &b->cross.q, ESA_ACT_NONE));
     ESA_TRY(op->qk(dit->nn, &qk));
+    if (dit->config.image_dim) ESA_TRY(image_attention(dit, layer));
     ESA_TRY(op->biased(dit->nn, &attention));
     ESA_TRY(input_of(dit, &o, &dit->o, &b->cross.out));
     const esa_norm_args n = norm_for(dit, &b->up, e + 4 * d, e + 3 * d);
@@ -206,6 +228,12 @@ static esa_status forward(esa_wan_dit *dit, esa_session *session, const wan_text
 {
     const esa_wan_config *c = &dit->config;
     const esa_nn_ops *op = dit->nn->ops;
+    if (dit->input) { /* the condition lies behind the latents already */
+        const int64_t sample = (int64_t)4 * c->out_channels * dit->latent[0] * dit->latent[1] *
+                               dit->latent[2];
+        ESA_TRY(esa_nn_copy(dit->nn, dit->input, x, sample));
+        x = dit->input;
+    }
     ESA_TRY(run_patches(dit, &dit->patch_in, (float *)(uintptr_t)x, c->in_channels, 1));
     ESA_TRY(op->linear(dit->nn, &dit->x, &dit->patch_in, &dit->patch, ESA_ACT_NONE));
     ESA_TRY(embed_time(dit, t));
@@ -265,6 +293,8 @@ esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t b
     if (branch < 0 || branch >= dit->branches || !dit->text[branch].kv.data)
         return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no text for branch %d",
                         branch);
+    if (dit->config.image_dim && !dit->picture.kv.data)
+        return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no image");
     esa_nn_enter(dit->nn);
     const esa_status status = forward(dit, session, &dit->text[branch], v, x, t);
     esa_nn_leave(dit->nn);

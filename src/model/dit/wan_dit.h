@@ -64,7 +64,12 @@ int64_t esa_wan_dit_text_rows(const esa_wan_dit *dit, const float *embeds, int64
 /* Sets the text of a branch: embeds f32 [rows][text_dim], rows >= 1. All rows are attended, padding
  * included, as in diffusers. Equal rows at the end are folded into one that counts as many. */
 esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows);
-/* Computes v[out_channels][T][H][W] from x[in_channels][T][H][W] at timestep t. esa_session_step
+/* For a transformer with an image (wan_dit_image.c): embeds f32 [rows][image_dim] of the image, and
+ * condition, f32 [in_channels - out_channels][T][H][W] in host memory, which follows the latents in
+ * the input. embeds NULL: the config has no image_dim. For one video, after begin. */
+esa_status esa_wan_dit_image(esa_wan_dit *dit, const float *embeds, int64_t rows,
+                             const float *condition);
+/* Computes v[out_channels][T][H][W] from x[out_channels][T][H][W] at timestep t. esa_session_step
  * must have been called for this step and branch. */
 esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t branch, float *v,
                                const float *x, double t);

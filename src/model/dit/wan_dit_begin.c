@@ -26,6 +26,7 @@ void esa_wan_dit_end(esa_wan_dit *dit)
     if (dit->text)
         esa_mem_free(&dit->nn->ctx->mem, dit->text, dit->branches * (int64_t)sizeof *dit->text);
     dit->text = NULL;
+    drop_text(dit, &dit->picture);
     dit->branches = 0;
     esa_nn_free(dit->nn, dit->room, dit->room_bytes);
     dit->room = NULL;
@@ -51,6 +52,7 @@ static void place_layers(esa_wan_dit *dit, esa_carve *carve)
         const int64_t rows = esa_min64(N, esa_max64(MIN_FF_ROWS, HIDDEN_BYTES / 4 / ffn));
         for (int32_t i = 0; i < 3; i++) dit->qkv[i] = take(dit, carve, type, N, d);
         dit->flat = dit->qkv[0];
+        dit->more = dit->qkv[1];
         dit->o = dit->a;
         dit->hidden = take(dit, carve, type, rows, ffn);
         return;
@@ -60,6 +62,8 @@ static void place_layers(esa_wan_dit *dit, esa_carve *carve)
     const esa_view all = esa_view_of(wide.data, type, wide.device, N, 3 * d);
     for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_view_cols(all, i * d, d);
     dit->flat = esa_view_of(wide.data, type, wide.device, N, d);
+    dit->more = esa_view_of((char *)wide.data + N * d * esa_view_element(type), type, wide.device,
+                            N, d);
     dit->hidden = esa_view_of(wide.data, type, wide.device, N, ffn);
     dit->o = take(dit, carve, type, N, d);
     dit->a.scale = esa_carve_take(carve, N * 4);
@@ -90,6 +94,9 @@ static void place(esa_wan_dit *dit, esa_carve *carve, int32_t moved)
     dit->cos = esa_carve_take(carve, N * half * 4);
     dit->sin = esa_carve_take(carve, N * half * 4);
     dit->perm = moved ? esa_carve_take(carve, N * 4) : NULL;
+    dit->input = c->in_channels > c->out_channels
+                     ? esa_carve_take(carve, 4 * N * volume * c->in_channels)
+                     : NULL;
 }
 
 /* Makes the order of tokens and the rotations in host memory, and copies them to the device. */

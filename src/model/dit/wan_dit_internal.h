@@ -15,6 +15,9 @@ extern const esa_naming esa_wan_original; /* wan_names.c */
 typedef struct wan_attn {
     esa_linear q, k, v, out;   /* [d,d] */
     esa_weight norm_q, norm_k; /* [d] f32 */
+    /* cross-attention with an image: keys and values of the image */
+    esa_linear image_k, image_v;
+    esa_weight norm_image_k;
 } wan_attn;
 
 typedef struct wan_block {
@@ -33,6 +36,13 @@ typedef struct wan_text {
     int64_t rows, kv_bytes, bias_bytes;
 } wan_text;
 
+/* The image embedder: norm, linear, GELU, linear, norm. */
+typedef struct wan_embedder {
+    esa_weight norm1_weight, norm1_bias; /* [image_dim] */
+    esa_linear up, down;                 /* [image_dim, image_dim], [d, image_dim] */
+    esa_weight norm2_weight, norm2_bias; /* [d] */
+} wan_embedder;
+
 struct esa_wan_dit {
     esa_nn *nn;
     esa_wan_config config;
@@ -45,6 +55,7 @@ struct esa_wan_dit {
     void *tick_user;
     esa_linear patch; /* [d,C,pt,ph,pw] */
     esa_linear time1, time2, time_proj, text1, text2;
+    wan_embedder image;
     esa_linear proj_out; /* [P*C_out, d] */
     esa_weight table;    /* [1,2,d] f32: shift, scale of the head */
     wan_block *block;    /* [layers] */
@@ -57,6 +68,8 @@ struct esa_wan_dit {
     int32_t *perm;    /* [N] position -> token of the grid; NULL: identity */
     float *cos, *sin; /* [N][head_dim/2], in sequence order */
     wan_text *text;   /* [branches] */
+    wan_text picture; /* keys and values of the image; bias NULL */
+    float *input;     /* [in_channels][T][H][W]: latents, then what they are conditioned on */
     int32_t branches;
     void *room; /* one block for the activations below */
     int64_t room_bytes;
@@ -64,6 +77,7 @@ struct esa_wan_dit {
     esa_view a;      /* [N][d] normed input of a layer */
     esa_view o;      /* [N][d] output of attention */
     esa_view qkv[3]; /* [N][d] each */
+    esa_view more;   /* [N][d] room beside flat while q is in flat */
     esa_view flat;   /* [N][d] q of cross-attention, then the product of a layer after attention */
     esa_view patch_in, patch_out; /* [N][P * C] in the same memory */
     esa_view hidden;              /* [N or fewer][ffn] */

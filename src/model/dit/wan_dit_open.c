@@ -47,6 +47,14 @@ static void want_block(esa_weights *w, esa_wan_dit *dit, int32_t i)
     char name[96];
     want_attn(w, &b->self, d, i, 1, f8);
     want_attn(w, &b->cross, d, i, 2, f8);
+    if (c->image_dim) {
+        snprintf(name, sizeof name, "blocks.%d.attn2.add_k_proj", i);
+        want_linear(w, &b->cross.image_k, 0, d, d, name);
+        snprintf(name, sizeof name, "blocks.%d.attn2.add_v_proj", i);
+        want_linear(w, &b->cross.image_v, 0, d, d, name);
+        esa_weights_want(w, &b->cross.norm_image_k, ESA_WANT_F32, 1, &d,
+                         "blocks.%d.attn2.norm_added_k.weight", i);
+    }
     if (c->cross_norm) {
         esa_weights_want(w, &b->norm2_weight, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.weight", i);
         esa_weights_want(w, &b->norm2_bias, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.bias", i);
@@ -55,6 +63,20 @@ static void want_block(esa_weights *w, esa_wan_dit *dit, int32_t i)
     want_linear(w, &b->up, f8, c->ffn, d, name);
     snprintf(name, sizeof name, "blocks.%d.ffn.net.2", i);
     want_linear(w, &b->down, f8, d, c->ffn, name);
+}
+
+static void want_image(esa_weights *w, wan_embedder *e, int64_t image, int64_t d)
+{
+    static const char *const base = "condition_embedder.image_embedder";
+    char name[96];
+    esa_weights_want(w, &e->norm1_weight, ESA_WANT_F32, 1, &image, "%s.norm1.weight", base);
+    esa_weights_want(w, &e->norm1_bias, ESA_WANT_F32, 1, &image, "%s.norm1.bias", base);
+    snprintf(name, sizeof name, "%s.ff.net.0.proj", base);
+    want_linear(w, &e->up, 0, image, image, name);
+    snprintf(name, sizeof name, "%s.ff.net.2", base);
+    want_linear(w, &e->down, 0, d, image, name);
+    esa_weights_want(w, &e->norm2_weight, ESA_WANT_F32, 1, &d, "%s.norm2.weight", base);
+    esa_weights_want(w, &e->norm2_bias, ESA_WANT_F32, 1, &d, "%s.norm2.bias", base);
 }
 
 /* Tensors that diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) are held
@@ -73,6 +95,7 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     want_linear(w, &dit->time_proj, 0, 6 * d, d, "condition_embedder.time_proj");
     want_linear(w, &dit->text1, 0, d, c->text_dim, "condition_embedder.text_embedder.linear_1");
     want_linear(w, &dit->text2, 0, d, d, "condition_embedder.text_embedder.linear_2");
+    if (c->image_dim) want_image(w, &dit->image, c->image_dim, d);
     want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
     esa_weights_want(w, &dit->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 2, d }, "scale_shift_table");
     for (int32_t i = 0; i < c->layers; i++)

@@ -20,8 +20,8 @@ static const size sizes[] = {
     { "wan-tiny", 8, 4, 64, 512, 16, 192, 0, 1 },
     { "wan-t2v-1.3b", 30, 12, 128, 8960, 16, 4096, 0, 1 },
     { "wan-t2v-14b or one half of wan2.2-t2v-a14b", 40, 40, 128, 13824, 16, 4096, 0, 1 },
-    { "Wan 2.1 I2V 14B", 40, 40, 128, 13824, 36, 4096, 1, 0 },
-    { "Wan 2.2 I2V A14B", 40, 40, 128, 13824, 36, 4096, 0, 0 },
+    { "wan-i2v-14b", 40, 40, 128, 13824, 36, 4096, 1280, 1 },
+    { "one half of Wan 2.2 I2V A14B", 40, 40, 128, 13824, 36, 4096, 0, 1 },
     { "Wan 2.2 TI2V 5B", 30, 24, 128, 14336, 48, 4096, 0, 0 },
 };
 
@@ -81,7 +81,7 @@ static const size *published(const esa_wan_config *c, int32_t image)
     int32_t most = -1;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const size *s = &sizes[i];
-        const int32_t fits = 2 * (s->channels == c->in_channels) + (s->image == image);
+        const int32_t fits = 2 * (s->channels == c->in_channels) + ((s->image > 0) == (image > 0));
         if (s->layers != c->layers || s->heads * s->head_dim != c->heads * c->head_dim ||
             fits <= most)
             continue;
@@ -97,6 +97,7 @@ int32_t esa_wan_kind(esa_weights *w, esa_wan_config *c, char *line, size_t bytes
     esa_weights_layout(w);
     if (!esa_weights_entry(w, "blocks.0.attn1.to_q.weight")) return ESA_KIND_OTHER;
     read_sizes(w, c);
+    c->image_dim = (int32_t)side(w, "condition_embedder.image_embedder.norm1.weight", 1, 0, 0);
     const size *s = published(c, esa_weights_entry(w, "blocks.0.attn2.add_k_proj.weight") != NULL);
     if (s) {
         c->heads = s->heads;
@@ -105,6 +106,7 @@ int32_t esa_wan_kind(esa_weights *w, esa_wan_config *c, char *line, size_t bytes
         c->in_channels = s->channels;
         c->out_channels = s->channels == 36 ? 16 : s->channels;
         c->text_dim = s->text_dim;
+        c->image_dim = s->image;
         c->freq_dim = 256;
         c->patch[0] = 1;
         c->patch[1] = c->patch[2] = 2;

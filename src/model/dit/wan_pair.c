@@ -18,6 +18,7 @@ struct esa_wan_pair {
     int32_t latent[3], selector, mode, branches;
     esa_layout layout;
     const esa_text *text[BRANCHES];
+    const esa_image *image; /* NULL: none */
 };
 
 /* The environment of the second transformer. */
@@ -132,6 +133,7 @@ esa_status esa_wan_pair_begin(esa_wan_pair *p, const int32_t latent[3], esa_layo
     p->mode = mode;
     p->branches = branches;
     memset(p->text, 0, sizeof p->text);
+    p->image = NULL;
     activate(p, 0);
     return begin(p, layout);
 }
@@ -141,6 +143,7 @@ void esa_wan_pair_end(esa_wan_pair *p)
     for (int32_t i = 0; i < 2; i++)
         if (p->dit[i]) esa_wan_dit_end(p->dit[i]);
     memset(p->text, 0, sizeof p->text);
+    p->image = NULL;
 }
 
 esa_status esa_wan_pair_text(esa_wan_pair *p, int32_t branch, const esa_text *text)
@@ -149,11 +152,24 @@ esa_status esa_wan_pair_text(esa_wan_pair *p, int32_t branch, const esa_text *te
     return esa_wan_dit_text(p->dit[p->active], branch, text->data, text->rows);
 }
 
+static esa_status set_image(esa_wan_pair *p)
+{
+    return esa_wan_dit_image(p->dit[p->active], p->image->embeds, p->image->rows,
+                             p->image->condition);
+}
+
+esa_status esa_wan_pair_image(esa_wan_pair *p, const esa_image *image)
+{
+    p->image = image;
+    return set_image(p);
+}
+
 static esa_status change(esa_wan_pair *p, int32_t which)
 {
     esa_layout layout = p->layout;
     activate(p, which);
     ESA_TRY(begin(p, &layout));
+    if (p->image) ESA_TRY(set_image(p));
     for (int32_t b = 0; b < p->branches; b++)
         if (p->text[b])
             ESA_TRY(esa_wan_dit_text(p->dit[which], b, p->text[b]->data, p->text[b]->rows));

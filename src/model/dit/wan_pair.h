@@ -31,6 +31,7 @@ esa_status esa_wan_pair_begin(esa_wan_pair *pair, const int32_t latent[3], esa_l
                               int32_t selector, int32_t mode, int32_t branches);
 void esa_wan_pair_end(esa_wan_pair *pair);
 esa_status esa_wan_pair_text(esa_wan_pair *pair, int32_t branch, const esa_text *text);
+esa_status esa_wan_pair_image(esa_wan_pair *pair, const esa_image *image);
 /* Makes the transformer of the call active if it is not. */
 esa_status esa_wan_pair_forward(esa_wan_pair *pair, const esa_dit_call *call);
 

@@ -17,6 +17,7 @@ typedef struct vae_piece {
     float **gamma;
     int64_t channels; /* channels of gamma */
     int32_t up2;
+    int32_t half; /* 1: only the lower half of the output channels is used */
 } vae_piece;
 
 typedef struct vae_walk {
@@ -48,14 +49,14 @@ static void norm(vae_walk *k, float **gamma, int64_t channels, int32_t rank, con
                      "%s.gamma", name);
 }
 
-static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin, int32_t cout,
+static void res_block(vae_walk *k, int32_t *slots, esa_vae_res *r, int32_t cin, int32_t cout,
                       const char *prefix)
 {
     char name[128];
     r->cin = cin;
     r->cout = cout;
-    r->slot = vae->slots;
-    vae->slots += 2;
+    r->slot = *slots;
+    *slots += 2;
     for (int32_t i = 0; i < 2; i++) {
         snprintf(name, sizeof name, "%s.norm%d", prefix, (int)i + 1);
         norm(k, &r->norm[i], i ? cout : cin, 4, name);
@@ -64,6 +65,65 @@ static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin
     }
     snprintf(name, sizeof name, "%s.conv_shortcut", prefix);
     if (cin != cout) conv3d(k, &r->shortcut, cout, cin, 1, 1, name);
+}
+
+/* The blocks at the size of the latents. */
+static void middle(vae_walk *k, int32_t *slots, esa_vae_res mid[2], esa_vae_attention *a,
+                   int64_t deep, const char *side)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s.mid_block.resnets.0", side);
+    res_block(k, slots, &mid[0], (int32_t)deep, (int32_t)deep, name);
+    snprintf(name, sizeof name, "%s.mid_block.attentions.0.norm", side);
+    norm(k, &a->norm, deep, 3, name);
+    snprintf(name, sizeof name, "%s.mid_block.attentions.0.to_qkv", side);
+    conv_piece(k, (vae_piece){ .conv = &a->qkv }, 4, (const int64_t[]){ 3 * deep, deep, 1, 1 },
+               name);
+    snprintf(name, sizeof name, "%s.mid_block.attentions.0.proj", side);
+    conv_piece(k, (vae_piece){ .conv = &a->proj }, 4, (const int64_t[]){ deep, deep, 1, 1 }, name);
+    snprintf(name, sizeof name, "%s.mid_block.resnets.1", side);
+    res_block(k, slots, &mid[1], (int32_t)deep, (int32_t)deep, name);
+}
+
+/* The encoder from input to output. Its file counts all blocks in one list. Of the last two
+ * convolutions, only the channels of the means are used, and the last mixes both halves. */
+static void walk_encoder(vae_walk *k, esa_wan_vae *vae)
+{
+    const esa_wan_vae_config *c = &vae->config;
+    esa_vae_encoder *e = &vae->encoder;
+    int32_t width = c->base_dim, number = 0;
+    char name[96];
+    e->in_slot = e->slots++;
+    conv3d(k, &e->conv_in, width, c->in_channels, 3, 3, "encoder.conv_in");
+    for (int32_t i = c->levels - 1; i >= 0; i--) {
+        const int32_t at = c->levels - 1 - i; /* in the order of the config */
+        esa_vae_down *l = &e->level[i];
+        l->res = e->res_all + at * c->res_blocks;
+        l->cin = width;
+        l->cout = c->base_dim * c->dim_mult[at];
+        l->widest = l->cin > l->cout ? l->cin : l->cout;
+        for (int32_t r = 0; r < c->res_blocks; r++) {
+            snprintf(name, sizeof name, "encoder.down_blocks.%d", (int)number++);
+            res_block(k, &e->slots, &l->res[r], r ? l->cout : l->cin, l->cout, name);
+        }
+        width = l->cout;
+        if (i == 0) break;
+        snprintf(name, sizeof name, "encoder.down_blocks.%d.resample.1", (int)number);
+        conv_piece(k, (vae_piece){ .conv = &l->down }, 4, (const int64_t[]){ width, width, 3, 3 },
+                   name);
+        if (c->temporal[at]) {
+            l->slot = e->slots++;
+            snprintf(name, sizeof name, "encoder.down_blocks.%d.time_conv", (int)number);
+            conv3d(k, &l->time, width, width, 3, 1, name);
+        }
+        number++;
+    }
+    middle(k, &e->slots, e->mid, &e->attention, width, "encoder");
+    norm(k, &e->norm_out, width, 4, "encoder.norm_out");
+    e->out_slot = e->slots++;
+    conv3d(k, &e->conv_out, (int64_t)2 * c->z_dim, width, 3, 3, "encoder.conv_out");
+    conv_piece(k, (vae_piece){ .conv = &e->quant, .half = 1 }, 5,
+               (const int64_t[]){ 2 * c->z_dim, 2 * c->z_dim, 1, 1, 1 }, "quant_conv");
 }
 
 /* The decoder from input to output; it uses the levels of the config in reverse order. */
@@ -75,13 +135,7 @@ static void walk_layers(vae_walk *k, esa_wan_vae *vae)
     conv3d(k, &vae->post_quant, c->z_dim, c->z_dim, 1, 1, "post_quant_conv");
     vae->in_slot = vae->slots++;
     conv3d(k, &vae->conv_in, deep, c->z_dim, 3, 3, "decoder.conv_in");
-    res_block(k, vae, &vae->mid[0], deep, deep, "decoder.mid_block.resnets.0");
-    norm(k, &vae->attn_norm, deep, 3, "decoder.mid_block.attentions.0.norm");
-    conv_piece(k, (vae_piece){ .conv = &vae->qkv }, 4, (const int64_t[]){ 3 * deep, deep, 1, 1 },
-               "decoder.mid_block.attentions.0.to_qkv");
-    conv_piece(k, (vae_piece){ .conv = &vae->proj }, 4, (const int64_t[]){ deep, deep, 1, 1 },
-               "decoder.mid_block.attentions.0.proj");
-    res_block(k, vae, &vae->mid[1], deep, deep, "decoder.mid_block.resnets.1");
+    middle(k, &vae->slots, vae->mid, &vae->attention, deep, "decoder");
     int32_t width = deep;
     for (int32_t i = 0; i < c->levels; i++) {
         esa_vae_level *l = &vae->level[i];
@@ -92,7 +146,7 @@ static void walk_layers(vae_walk *k, esa_wan_vae *vae)
         l->widest = l->cin > l->cout ? l->cin : l->cout;
         for (int32_t r = 0; r < l->res_count; r++) {
             snprintf(name, sizeof name, "decoder.up_blocks.%d.resnets.%d", (int)i, (int)r);
-            res_block(k, vae, &l->res[r], r ? l->cout : l->cin, l->cout, name);
+            res_block(k, &vae->slots, &l->res[r], r ? l->cout : l->cin, l->cout, name);
         }
         if (i == c->levels - 1) break;
         width = l->cout / 2;
@@ -129,7 +183,7 @@ static esa_status pack_convs(esa_wan_vae *vae, const vae_walk *k)
     for (int64_t i = 0; i < k->count; i++) {
         const vae_piece *p = &k->piece[i];
         if (p->gamma) continue;
-        const int64_t n = p->second ? p->weight.dim[0] / 2 : p->weight.dim[0];
+        const int64_t n = p->second || p->half ? p->weight.dim[0] / 2 : p->weight.dim[0];
         const esa_weight w = part_of(&p->weight, 0, n), b = part_of(&p->bias, 0, n);
         ESA_TRY(nn->ops->planes->conv_pack(nn, p->conv, &w, &b, p->up2));
         if (!p->second) continue;
@@ -183,8 +237,12 @@ static esa_status read_file(esa_wan_vae *vae, vae_walk *walk, int32_t load)
                         : esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
                                                 "diffusion_pytorch_model", "vae"));
     walk_layers(walk, vae);
-    esa_weights_ignore(walk->w, "encoder.");
-    esa_weights_ignore(walk->w, "quant_conv.");
+    if (vae->config.encoder) {
+        walk_encoder(walk, vae);
+    } else {
+        esa_weights_ignore(walk->w, "encoder.");
+        esa_weights_ignore(walk->w, "quant_conv.");
+    }
     ESA_TRY(esa_weights_check(walk->w, env->report, env->report_user));
     if (!load) return ESA_OK;
     /* Packing copies every weight, so the file is only mapped and not copied a second time. */
@@ -199,16 +257,19 @@ static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out,
                            const esa_wan_vae_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
-    vae_walk walk = { .cap = 16 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 5 +
-                             2 * config->levels };
+    /* both sides */
+    vae_walk walk = { .cap = 32 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 10 +
+                             4 * config->levels };
     *out = NULL;
     esa_wan_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
     if (!vae) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
     vae->env = *env;
     vae->config = *config;
     vae->levels = config->levels;
-    vae->res_bytes = (int64_t)sizeof(esa_vae_res) * config->levels * (config->res_blocks + 1);
+    vae->res_bytes = (int64_t)sizeof(esa_vae_res) * config->levels * (2 * config->res_blocks + 1);
     vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
+    if (vae->res_all)
+        vae->encoder.res_all = vae->res_all + config->levels * (config->res_blocks + 1);
     walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
     const esa_status status = vae->res_all && walk.piece
                                   ? read_file(vae, &walk, load)
@@ -245,10 +306,22 @@ void esa_wan_vae_free(esa_wan_vae *vae)
 {
     if (!vae) return;
     esa_nn *nn = vae->env.nn;
-    esa_conv *single[] = { &vae->post_quant, &vae->conv_in, &vae->conv_out, &vae->qkv, &vae->proj };
+    esa_vae_encoder *e = &vae->encoder;
+    esa_conv *single[] = {
+        &vae->post_quant, &vae->conv_in, &vae->conv_out, &vae->attention.qkv, &vae->attention.proj,
+        &e->conv_in,      &e->conv_out,  &e->quant,      &e->attention.qkv,   &e->attention.proj
+    };
     for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) esa_nn_conv_free(nn, single[i]);
-    free_res(nn, &vae->mid[0]);
-    free_res(nn, &vae->mid[1]);
+    for (int32_t i = 0; i < 2; i++) {
+        free_res(nn, &vae->mid[i]);
+        free_res(nn, &e->mid[i]);
+    }
+    for (int32_t i = 0; i < vae->levels; i++) {
+        for (int32_t r = 0; r < vae->config.res_blocks && e->level[i].res; r++)
+            free_res(nn, &e->level[i].res[r]);
+        esa_nn_conv_free(nn, &e->level[i].down);
+        esa_nn_conv_free(nn, &e->level[i].time);
+    }
     for (int32_t i = 0; i < vae->levels; i++) {
         esa_vae_level *l = &vae->level[i];
         for (int32_t r = 0; r < l->res_count; r++) free_res(nn, &l->res[r]);

@@ -58,4 +58,12 @@ esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int3
 esa_status esa_wan_vae_frames(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, uint8_t *rgb);
 
+/* wan_vae_encode.c, for a VAE whose config asks for the encoder: out [z_dim][latent[0]][latent[1]]
+ * [latent[2]] in host memory = the normed means of the latents of a video whose first frame is rgb,
+ * f32 [height][width][3] from -1 to 1, and whose others are 0. */
+esa_status esa_wan_vae_encode_image(esa_wan_vae *vae, float *out, const float *rgb,
+                                    const int32_t latent[3]);
+/* The memory of the device that it needs, without weights; INT64_MAX if it cannot be counted. */
+int64_t esa_wan_vae_encode_bytes(const esa_wan_vae *vae, const int32_t latent[3]);
+
 #endif

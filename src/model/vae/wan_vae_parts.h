@@ -28,12 +28,37 @@ typedef struct esa_vae_level {
     esa_conv time[2], up; /* up.packed is NULL in the last level */
 } esa_vae_level;
 
+typedef struct esa_vae_attention {
+    float *norm; /* gamma */
+    esa_conv qkv, proj;
+} esa_vae_attention;
+
+/* The encoder: from pixels to latents. Level 0 is that of the latents, as in the decoder. A level
+ * has res blocks; then the size is halved, and time too if time is packed. */
+typedef struct esa_vae_down {
+    esa_vae_res *res; /* [res_blocks] */
+    int32_t cin, cout, widest;
+    int32_t slot;        /* history of the halving in time */
+    esa_conv down, time; /* down.packed is NULL in the last level */
+} esa_vae_down;
+typedef struct esa_vae_encoder {
+    esa_conv conv_in, conv_out, quant;         /* quant: its means alone */
+    esa_vae_down level[ESA_CONFIG_MAX_LEVELS]; /* [levels], [0] has the size of the latents */
+    esa_vae_res mid[2];
+    esa_vae_attention attention;
+    float *norm_out;
+    int32_t slots, in_slot, out_slot;
+    esa_vae_res *res_all;
+} esa_vae_encoder;
+
 struct esa_wan_vae {
     esa_part_env env;
     esa_wan_vae_config config;
-    esa_conv post_quant, conv_in, conv_out, qkv, proj;
+    esa_conv post_quant, conv_in, conv_out;
     esa_vae_res mid[2];
-    float *attn_norm, *norm_out;
+    esa_vae_attention attention;
+    float *norm_out;
+    esa_vae_encoder encoder; /* only if the config asks for it */
     esa_vae_level level[ESA_CONFIG_MAX_LEVELS];
     int32_t levels, slots;
     int32_t in_slot, out_slot;

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image to video in the engine. A mini of Wan 2.1 I2V (CLIP image encoder, 36 input channels, the VAE's encoder, image
+cross-attention) gives the latents of diffusers' WanImageToVideoPipeline, and files of true names and shapes pass
+--check."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_single_files import TINY, esa
+from test_wan22 import A14B, change_index, far, shards
+
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+Image = pytest.importorskip("PIL.Image")
+STEPS = 3
+SIZE = ("--frames", 9, "--steps", STEPS, "--threads", 1, "--guidance", 2.5, "--method", "dense")
+# Of the largest number: three steps in float32, guidance included.
+CLOSE = 2.5e-5
+VISION = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=3, intermediate_size=96, image_size=56,
+              patch_size=14, hidden_act="gelu")
+I2V = dict(A14B, in_channels=36, image_dim=1280, added_kv_proj_dim=5120)
+
+
+def random_transformer(seed=0, **settings):
+    """Weights of a size that makes every part count."""
+    torch.manual_seed(seed)
+    model = diffusers.WanTransformer3DModel(**settings)
+    for name, value in model.state_dict().items():
+        if value.ndim > 1 and "scale_shift" not in name:
+            value.copy_(torch.randn(value.shape) / value[0].numel()**0.5)
+        else:
+            value.copy_(torch.randn(value.shape) * 0.2 + (1 if "norm" in name and name.endswith("weight") else 0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("i2v") / "mini"
+    shutil.copytree(TINY, folder)
+    shutil.rmtree(folder / "transformer")
+    random_transformer(num_attention_heads=3, attention_head_dim=24, in_channels=36, out_channels=16, text_dim=192,
+                       freq_dim=32, ffn_dim=80, num_layers=2, image_dim=48, added_kv_proj_dim=72,
+                       cross_attn_norm=True).save_pretrained(folder / "transformer")
+    torch.manual_seed(1)
+    transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VISION)).save_pretrained(folder / "image_encoder")
+    transformers.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}).save_pretrained(
+        folder / "image_processor")
+    shutil.rmtree(folder / "vae")
+    torch.manual_seed(2)
+    vae = diffusers.AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 2, 3, 3], num_res_blocks=2,
+                                     temperal_downsample=[False, True, True])
+    for name, value in vae.state_dict().items():
+        if name.endswith("gamma"):
+            value.copy_(1 + 0.2 * torch.randn(value.shape))
+    vae.save_pretrained(folder / "vae")
+    index = json.loads((folder / "model_index.json").read_text())
+    index.update(_class_name="WanImageToVideoPipeline", image_encoder=["transformers", "CLIPVisionModel"],
+                 image_processor=["transformers", "CLIPImageProcessor"])
+    (folder / "model_index.json").write_text(json.dumps(index))
+    random = np.random.default_rng(3)
+    small = random.integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((90, 120), Image.Resampling.BICUBIC).save(folder.parent / "picture.png")
+    return folder
+
+
+def made(mini, name, *words, picture="picture.png"):
+    out = mini.parent / f"{name}.safetensors"
+    said = esa("--model", mini, *SIZE, "--image", mini.parent / picture, "--save-latents", out, "--save-embeds",
+               mini.parent / "embeds.safetensors", "--json", mini.parent / "said.json", "--out",
+               mini.parent / f"{name}.mp4", *words)
+    assert said.returncode == 0, said.stderr
+    return load_file(out)["latents"]
+
+
+def theirs(mini, height, width):
+    embeds = {name: value[None] for name, value in load_file(mini.parent / "embeds.safetensors").items()}
+    pipe = diffusers.WanImageToVideoPipeline.from_pretrained(mini, torch_dtype=torch.float32, tokenizer=None,
+                                                             text_encoder=None)
+    pipe.set_progress_bar_config(disable=True)
+    with torch.no_grad():
+        return pipe(Image.open(mini.parent / "picture.png").convert("RGB"), **embeds, num_frames=9, height=height,
+                    width=width, num_inference_steps=STEPS, guidance_scale=2.5, output_type="latent",
+                    generator=torch.Generator().manual_seed(0)).frames[0]
+
+
+def test_diffusers_makes_the_same(mini):
+    ours = made(mini, "ours", "--height", 96, "--width", 64)
+    assert (mini.parent / "ours.mp4").stat().st_size > 500
+    want = theirs(mini, 96, 64)
+    assert ours.shape == want.shape
+    print("distance", far(ours, want))
+    assert far(ours, want) <= CLOSE, far(ours, want)
+    Image.open(mini.parent / "picture.png").transpose(Image.Transpose.ROTATE_180).save(mini.parent / "turned.png")
+    turned = made(mini, "turned", "--height", 96, "--width", 64, picture="turned.png")
+    assert far(turned, want) > 1000 * CLOSE
+
+
+def test_two_transformers(mini, tmp_path):
+    """As Wan 2.2 I2V A14B: no image encoder, the image is in the input channels alone."""
+    folder = tmp_path / "mini"
+    shutil.copytree(mini, folder)
+    shutil.copy(mini.parent / "picture.png", tmp_path)
+    for seed, part in enumerate(("transformer", "transformer_2")):
+        shutil.rmtree(folder / part, ignore_errors=True)
+        random_transformer(seed, num_attention_heads=2, attention_head_dim=24, in_channels=36, out_channels=16,
+                           text_dim=192, freq_dim=32, ffn_dim=64, num_layers=1,
+                           cross_attn_norm=True).save_pretrained(folder / part)
+    shutil.rmtree(folder / "image_encoder")
+    change_index(folder, image_encoder=[None, None], image_processor=[None, None], boundary_ratio=0.95,
+                 transformer_2=["diffusers", "WanTransformer3DModel"])
+    ours = made(folder, "ours", "--height", 48, "--width", 32)
+    assert far(ours, theirs(folder, 48, 32)) <= CLOSE
+
+
+def test_size_from_the_picture(mini):
+    """As in diffusers' example, with the area of the model's default (that of wan-t2v-1.3b for an unknown one)."""
+    out = esa("--model", mini, *SIZE, "--image", mini.parent / "picture.png", "--height", 32, "--width", 32, "--out",
+              mini.parent / "a.y4m")
+    assert out.returncode == 0, out.stderr
+    for words, says in ((("--image", "none.png"), "none.png"), ((), "give one")):
+        said = esa("--model", mini, *SIZE, *words)
+        assert said.returncode == 1 and says in said.stderr, said.stderr
+    said = esa("--image", mini.parent / "picture.png")
+    assert said.returncode == 1 and "takes no image" in said.stderr
+
+
+def test_check(mini):
+    said = esa("--model", mini, "--check")
+    assert said.returncode == 0 and "image_encoder: " in said.stdout, said.stderr
+    path = mini / "image_encoder/model.safetensors"
+    kept = path.read_bytes()
+    weights = load_file(path)
+    name = next(key for key in weights if key.endswith("layers.2.mlp.fc1.bias"))
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, path)
+    said = esa("--model", mini, "--check")
+    path.write_bytes(kept)
+    assert said.returncode == 1 and "layers.2.mlp.fc1.bias [95] instead of [96]" in said.stderr
+
+
+@pytest.mark.parametrize("change", ("none", "missing", "renamed", "reshaped"))
+def test_true_shapes(mini, change):
+    folder = mini.parent / "true"
+    if not folder.exists():
+        shutil.copytree(mini, folder)
+    with torch.device("meta"):
+        tensors = dict(diffusers.WanTransformer3DModel(**I2V).state_dict())
+        vision = transformers.CLIPVisionConfig(hidden_size=1280, num_attention_heads=16, num_hidden_layers=32,
+                                               intermediate_size=5120, image_size=224, patch_size=14, hidden_act="gelu")
+        clip = transformers.CLIPVisionModel(vision).state_dict()
+    name = "blocks.39.attn2.add_k_proj.bias"
+    if change == "missing":
+        tensors.pop(name)
+    if change == "renamed":
+        tensors["blocks.39.attn2.add_k_proj.bios"] = tensors.pop(name)
+    if change == "reshaped":
+        tensors[name] = torch.empty(5119, device="meta")
+    shutil.rmtree(folder / "transformer")
+    shards(folder / "transformer", tensors, 14)
+    config = {"_class_name": "WanTransformer3DModel", **I2V}
+    (folder / "transformer/config.json").write_text(json.dumps(config))
+    shutil.rmtree(folder / "image_encoder")
+    prefixed = {key if key.startswith("vision_model.") else "vision_model." + key: value for key, value in clip.items()}
+    shards(folder / "image_encoder", prefixed, 1, stem="model", single=True)
+    (folder / "image_encoder/config.json").write_text(json.dumps(vision.to_dict()))
+    said = esa("--model", folder, "--check", "--prompt-embeds", "none")
+    if change == "none":
+        assert said.returncode == 0, said.stderr
+        assert "transformer: 1303 tensors" in said.stdout and "image_encoder: 5" in said.stdout, said.stdout
+    else:
+        says = {"missing": f"1 missing ({name})", "renamed": "not expected (blocks.39.attn2.add_k_proj.bios)",
+                "reshaped": f"{name} [5119] instead of [5120]"}
+        assert said.returncode == 1 and says[change] in said.stderr, said.stderr
