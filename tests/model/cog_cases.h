@@ -63,7 +63,7 @@ typedef struct cog_clip {
 static const cog_clip cog_clips[] = {
     { "one", &cog_four, { 1, 3, 4 }, 0 },        { "even", &cog_four, { 4, 3, 4 }, 0 },
     { "odd", &cog_four, { 5, 4, 3 }, 0 },        { "three", &cog_three, { 3, 5, 4 }, 0 },
-    { "tiled", &cog_three, { 3, 32, 33 }, 120 },
+    { "tiled", &cog_three, { 1, 32, 33 }, 120 },
 };
 #define COG_CLIPS ((int32_t)(sizeof cog_clips / sizeof cog_clips[0]))
 

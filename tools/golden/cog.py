@@ -46,7 +46,7 @@ THREE = dict(block_out_channels=(12, 8, 16), latent_channels=4, layers_per_block
 CLIPS = {
     "one": (FOUR, (1, 3, 4), 0), "even": (FOUR, (4, 3, 4), 0), "odd": (FOUR, (5, 4, 3), 0), "three": (THREE, (3, 5, 4),
                                                                                                      0),
-    "tiled": (THREE, (3, 32, 33), 120),
+    "tiled": (THREE, (1, 32, 33), 120),
 }
 
 
