@@ -218,7 +218,8 @@ typedef struct esa_generate_params {
     const char *prompt;          /* may be NULL if prompt_embeds is given */
     const char *negative_prompt; /* NULL: "" */
     /* safetensors file with prompt_embeds [tokens, text_dim], and with negative_prompt_embeds if
-     * guidance > 1; the text encoder is then skipped */
+     * there is a negative branch; HunyuanVideo: also with pooled_prompt_embeds. The text encoder is
+     * then skipped. */
     const char *prompt_embeds;
     const char *save_embeds; /* writes such a file */
     /* safetensors file with latents [C,T,H,W] to start from instead of noise */
