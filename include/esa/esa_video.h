@@ -265,9 +265,9 @@ typedef struct esa_generate_params {
      * model's default if guidance is NaN too. Only guidance decides whether there is a negative
      * branch, as in diffusers. */
     double guidance_2;
-    /* Models of image to video: the picture that the video begins with, a file as esa_frames_load
-     * reads it, of which the first frame counts. Without height and width their ratio is that of
-     * the picture, and their product about that of the model's default. */
+    /* Models of image to video: a file with the picture that the video begins with. esa_frames_load
+     * reads it, and its first frame is used. If height and width are 0, they get the aspect ratio
+     * of the picture and about the area of the model's default size. */
     const char *image;
     int64_t reserved[8];
 } esa_generate_params;
