@@ -126,6 +126,10 @@ typedef struct esa_vae_ops {
 
 /* ---------------------------------------------------------------- families */
 
+/* What a weight file is that comes without a folder: another model, one of the family, one that the
+ * engine runs if its tensors fit. */
+enum { ESA_KIND_OTHER = 0, ESA_KIND_KNOWN = 1, ESA_KIND_RUNS = 2 };
+
 /* A published model: how it is recognised, its name and its defaults. */
 typedef struct esa_known_model {
     const char *name;

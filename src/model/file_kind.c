@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ctx/engine_door.h"
+#include "model/dit/cog_dit.h"
 #include "model/dit/wan_dit.h"
 #include "model/weights_internal.h"
 
@@ -17,7 +18,6 @@ static const struct {
     { "lora_down", "a LoRA, for --lora" },
     { "double_blocks.", "a transformer of HunyuanVideo in the names of its authors" },
     { "single_transformer_blocks.", "a transformer of HunyuanVideo" },
-    { "transformer_blocks.0.norm1.linear", "a transformer of CogVideoX" },
     { "transformer.layers.", "a transformer of CogVideoX in the names of its authors" },
     { "encoder.block.", "a T5 text encoder" },
     { "enc.blk.", "a T5 text encoder" },
@@ -45,12 +45,16 @@ static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const es
     const esa_tensors *f = w->shard[0];
     char line[300] = "";
     esa_wan_config wan;
-    const int32_t kind = esa_wan_kind(w, &wan, line, sizeof line);
+    esa_cog_config cog;
+    int32_t kind = esa_wan_kind(w, &wan, line, sizeof line);
+    const int32_t is_wan = kind != ESA_KIND_OTHER;
+    if (!is_wan) kind = esa_cog_kind(w, &cog, line, sizeof line);
     if (kind == ESA_KIND_OTHER) {
         const char *what = other_kind(f);
         if (p->report) esa_weights_about(w, p->report, p->report_user);
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s is %s, expected a transformer of Wan",
-                        f->label, what ? what : "no model that the engine knows");
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%.200s is %s, expected a transformer of Wan or CogVideoX", f->label,
+                        what ? what : "no model that the engine knows");
     }
     tell(p, line);
     if (kind == ESA_KIND_KNOWN)
@@ -61,7 +65,8 @@ static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const es
     const esa_part_env env = {
         .nn = &nn, .transformer = path, .report = p->report, .report_user = p->report_user
     };
-    const esa_status status = esa_wan_dit_check(&env, &wan);
+    const esa_status status = is_wan ? esa_wan_dit_check(&env, &wan)
+                                     : esa_cog_dit_check(&env, &cog);
     esa_nn_close(&nn);
     return status;
 }

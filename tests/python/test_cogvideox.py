@@ -279,6 +279,9 @@ def test_true_names_and_shapes(minis, tmp_path, name):
     assert name in said, said
     file = root / "transformer" / "diffusion_pytorch_model.safetensors"
     (root / "transformer" / "diffusion_pytorch_model.safetensors.index.json").unlink()
+    write_header(file, shapes)
+    said = works("generate", "--check", file)               # the file alone
+    assert f"CogVideoX, {name}: " in said, said
     victim = "transformer_blocks.7.attn1.norm_q.weight"
     other = {**shapes, victim: (32, )}
     renamed = {n.replace("7.attn1.norm_q", "7.attn1.q_norm"): s for n, s in shapes.items()}
@@ -286,4 +289,6 @@ def test_true_names_and_shapes(minis, tmp_path, name):
                          (other, "[32]")):
         write_header(file, wrong)
         refused = esa("generate", "--check", "--model", root)
+        assert refused.returncode == 1 and words in refused.stderr + refused.stdout, refused.stderr
+        refused = esa("generate", "--check", file)
         assert refused.returncode == 1 and words in refused.stderr + refused.stdout, refused.stderr

@@ -18,10 +18,9 @@
 
 typedef struct esa_wan_dit esa_wan_dit;
 
-/* wan_kind.c: whether an opened file holds a transformer of Wan. *config = its configuration as far
- * as names and shapes tell it, and line = what it is, unless it is OTHER. RUNS: the engine runs
- * such a model, if its tensors fit; KNOWN: it does not. */
-enum { ESA_KIND_OTHER = 0, ESA_KIND_KNOWN = 1, ESA_KIND_RUNS = 2 };
+/* wan_kind.c: whether an opened file holds a transformer of Wan (ESA_KIND_*, family.h). *config =
+ * its configuration as far as names and shapes tell it, and line = what it is, unless it is OTHER.
+ */
 int32_t esa_wan_kind(esa_weights *w, esa_wan_config *config, char *line, size_t bytes);
 
 esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *config);
