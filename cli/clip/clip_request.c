@@ -306,8 +306,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     };
     const cli_option model[] = {
         { "--model", CLI_TEXT, &r->open.model, "FOLDER|NAME", 0, 0, 0,
-          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b, wan2.2-t2v-a14b, "
-          "cogvideox-2b, cogvideox-5b, hunyuan-video (wan-tiny)" },
+          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b, wan-i2v-14b, "
+          "wan2.2-t2v-a14b, cogvideox-2b, cogvideox-5b, hunyuan-video (wan-tiny)" },
         { "--threads", CLI_INT, &r->open.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { "--device", CLI_TEXT, &r->open.device, CLI_DEVICE_NAMES, 0, 0, 0, CLI_DEVICE_HELP },
