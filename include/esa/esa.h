@@ -59,9 +59,8 @@
  *    rows are not corrected.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
- *  - In 8 bits (esa_attention_params.precision) NaN and infinity spread further: from q to the 128
- *    rows that share a scale, and from k to every row that computes its block or uses a mean of it.
- *    From v they spread as in 16 bits, to one channel.
+ *  - In 8 bits NaN and infinity also spread from q to the 128 rows that share a scale, and from k to
+ *    every row that computes its block or uses a mean of it.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
