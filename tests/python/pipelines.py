@@ -177,6 +177,13 @@ def make_named(root):
     return root
 
 
+def sigmas_of_version():
+    """Options of `esa generate` for the sigmas that UniPC of the installed diffusers has."""
+    import diffusers
+    older = tuple(int(n) for n in diffusers.__version__.split(".")[:2]) < (0, 37)
+    return ["--scheduler", "unipc-0.36"] if older else []
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python tests/python/pipelines.py ROOT")

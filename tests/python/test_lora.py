@@ -74,7 +74,7 @@ def fused(folder, files):
                                  scheduler=diffusers.FlowMatchEulerDiscreteScheduler())
     names = [f"a{i}" for i in range(len(files))]
     for name, (file, _) in zip(names, files):
-        pipe.load_lora_weights(str(file), adapter_name=name)
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
     pipe.set_adapters(names, [scale for _, scale in files])
     pipe.fuse_lora(components=["transformer"], adapter_names=names)
     pipe.unload_lora_weights()
@@ -103,7 +103,8 @@ def test_several_files_and_settings(folder):
     first, second = folder / "first.safetensors", folder / "second.safetensors"
     save_file(diffusers_names(1), first,
               metadata={"format": "pt", "lora_adapter_metadata": json.dumps(
-                  {"transformer.r": RANK, "transformer.lora_alpha": 6, "transformer.target_modules": MODULES,
+                  {"transformer.r": RANK, "transformer.lora_alpha": 6, "transformer.rank_pattern": {},
+                   "transformer.target_modules": MODULES,
                    "transformer.alpha_pattern": {"attn2.to_q": 12}})})
     save_file(kohya_names(2), second)
     theirs = latents(folder / "theirs.safetensors", "--transformer", fused(folder, [(first, 1.0), (second, 0.5)]))

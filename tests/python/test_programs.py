@@ -274,9 +274,7 @@ def test_engine_and_diffusers_make_the_same_video(models, here):
     size = ["--frames", "9", "--height", "64", "--width", "64", "--steps", "3", "--guidance", "3"]
     recorded = ["--block", "64x64", "--num-prompts", "1", "--budgets", "0.5", "--output"]
     assert run("calibrate", "--model", "wan-tiny", *size, *recorded, "m.safetensors") == 0
-    import diffusers
-    older = tuple(int(n) for n in diffusers.__version__.split(".")[:2]) < (0, 37)
-    rule = ["--scheduler", "unipc-0.36"] if older else []       # the sigmas of that time
+    rule = pipelines.sigmas_of_version()
     prompt = prompts.TINY[1]
     common = ["--prompt", prompt, "--seed", "7", *size]
     for method in (["--method", "cached", "--masks", "m.safetensors", "--budget", "0.5", "--tail",

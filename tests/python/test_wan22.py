@@ -8,6 +8,7 @@ import struct
 import subprocess
 
 import esa as package
+import pipelines
 import pytest
 import torch
 from esa.programs.native import find_command
@@ -48,7 +49,7 @@ def made(mini, name, *words, method="dense"):
     out = mini.parent / f"{name}.safetensors"
     said = esa("--model", mini, *SIZE, "--method", method, "--guidance", GUIDANCE[0], "--guidance-2", GUIDANCE[1],
                "--save-latents", out, "--save-embeds", mini.parent / "embeds.safetensors", "--json",
-               mini.parent / "said.json", "--out", mini.parent / f"{name}.mp4", *words)
+               mini.parent / "said.json", "--out", mini.parent / f"{name}.mp4", *pipelines.sigmas_of_version(), *words)
     assert said.returncode == 0, said.stderr
     return load_file(out)["latents"]
 
@@ -90,8 +91,8 @@ def test_masks_go_both_ways(mini):
     masks = mini.parent / "a.masks"
     said = subprocess.run([str(find_command()), "calibrate", "--model", mini, "--frames", "5", "--height", "64",
                            "--width", "64", "--steps", str(STEPS), "--num-prompts", "1", "--threads", "1",
-                           "--guidance", str(GUIDANCE[0]), "--block", "16x16", "--output", masks], capture_output=True,
-                          text=True)
+                           "--guidance", str(GUIDANCE[0]), "--block", "16x16", "--output", masks,
+                           *pipelines.sigmas_of_version()], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     ours = made(mini, "cached", "--masks", masks, method="cached")
     sparse = json.loads((mini.parent / "said.json").read_text())["videos"][0]["sparse_calls"]

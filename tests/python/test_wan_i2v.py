@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import pipelines
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -70,7 +71,7 @@ def made(mini, name, *words, picture="picture.png"):
     out = mini.parent / f"{name}.safetensors"
     said = esa("--model", mini, *SIZE, "--image", mini.parent / picture, "--save-latents", out, "--save-embeds",
                mini.parent / "embeds.safetensors", "--json", mini.parent / "said.json", "--out",
-               mini.parent / f"{name}.mp4", *words)
+               mini.parent / f"{name}.mp4", *pipelines.sigmas_of_version(), *words)
     assert said.returncode == 0, said.stderr
     return load_file(out)["latents"]
 
