@@ -94,9 +94,9 @@ class EsaImpl(AttentionImpl):
         self.sparsity, self.precision = float(given.get("sparsity", 0.0)), str(given.get("precision", "bf16"))
         self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
         self.skip_layers = frozenset(given.get("skip_layers") or ())
-        self.config = config_of(esa, "skip_calibration.esa") if esa else rain_fusion(self.sparsity)
-        if self.precision in ("mix", "fp8"):
-            self.config = self.config.replace(precision=8)
+        eight = {"precision": 8} if self.precision in ("mix", "fp8") else {}
+        self.config = (config_of({**esa, **eight}, "skip_calibration.esa") if esa
+                       else rain_fusion(self.sparsity).replace(**eight))
         self.enabled = self.config.selector != "dense" and (bool(esa) or self.sparsity > 0)
         self.num_heads, self.scale, self.qkv_layout = num_heads, softmax_scale, qkv_layout
         try:

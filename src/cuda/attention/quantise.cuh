@@ -6,8 +6,9 @@
 #pragma once
 
 #include "cuda/runtime/device.cuh"
+#include "rules/eight_bit.h"
 
-constexpr int RUN_8BIT = 128; // positions that share a scale, and keys per stage
+constexpr int RUN_8BIT = ESA_EIGHT_ROWS; // positions that share a scale, and keys per stage
 
 // Tensor cores take P as the A operand of an 8-bit product. There a thread holds other columns than
 // in the accumulator of the logits. The values are stored in an order that makes the two agree, so

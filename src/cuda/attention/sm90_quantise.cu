@@ -23,7 +23,6 @@ namespace
 constexpr int D = 128, THREADS = 256, COLUMNS = D / 8, GROUPS = THREADS / COLUMNS,
               ROWS = RUN_8BIT / GROUPS;
 constexpr int SAMPLE = 4096; // rows of k that make its centre, at least
-constexpr float SMALLEST = 1e-30f;
 
 // One of q, k, v, in block order.
 struct rows_view {
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(D) centre_kernel(const __grid_constant__ quant
     p.out.k_centre[bh * D + d] = length > 0 ? x[K_SUM] / (float)ceil_div(length, p.sample_step)
                                             : 0.0f;
     p.out.v_centre[bh * D + d] = centre;
-    p.out.v_scale[bh * D + d] = span > SMALLEST ? span / 448.0f : 0.0f;
+    p.out.v_scale[bh * D + d] = esa_eight_scale(span, ESA_EIGHT_TOP);
 }
 
 // ---------------------------------------------------------------- rounding
@@ -182,10 +181,10 @@ struct run_scale {
     float scale, inv;
     __device__ __forceinline__ explicit run_scale(uint32_t top_bits)
     {
-        const float top = __uint_as_float(top_bits);
-        const bool some = top > SMALLEST;
-        scale = top_bits >= 0x7f800000u ? NAN : some ? top / 127.0f : 0.0f;
-        inv = some && top_bits < 0x7f800000u ? 127.0f / top : 0.0f;
+        const float top = top_bits >= 0x7f800000u ? NAN : __uint_as_float(top_bits);
+        // Any scale is right where all codes are 0. With 0 the kernel's shift of logits is exact.
+        scale = top < ESA_EIGHT_LITTLE ? 0.0f : esa_eight_scale(top, ESA_EIGHT_CODE);
+        inv = esa_eight_inverse(scale);
     }
 };
 
@@ -248,8 +247,6 @@ struct run_sums {
 };
 
 enum { CENTRE, INVERSE };
-// Of a scale; 0 if a column is constant.
-__device__ __forceinline__ float inverse(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 __device__ __forceinline__ uint8_t to_e4m3(float x) { return (uint8_t)pack_e4m3(x, 0, 0, 0); }
 
 // Means of a run of n existing rows; put(mean, d, number): number is 0 for the mean of the run, and
@@ -352,7 +349,7 @@ template <class T> __device__ __forceinline__ void round_values(const quantise_p
     __shared__ float about[2][D]; // CENTRE, INVERSE
     if (threadIdx.x < D) {
         about[CENTRE][threadIdx.x] = p.out.v_centre[bh * D + threadIdx.x];
-        about[INVERSE][threadIdx.x] = inverse(p.out.v_scale[bh * D + threadIdx.x]);
+        about[INVERSE][threadIdx.x] = esa_eight_inverse(p.out.v_scale[bh * D + threadIdx.x]);
     }
     __syncthreads();
     uint32_t w[8][2];

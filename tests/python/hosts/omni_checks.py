@@ -187,7 +187,9 @@ for a, b, c, words, why in cases:
     strict = sparse({"selector": "rf_v2", "sparsity": 0.5, "warmup_frac": 0, "strict": True})
     fails("is strict, but this call would be dense",
           functools.partial(call, layer(strict), strict, 0, a, b, c, **words))
-fails("must be 'bf16', 'mix' or 'fp8'", lambda: layer(sparse(sparsity=0.5, precision="int4")))
+fails("block_sparse.precision must be one of", lambda: sparse(sparsity=0.5, precision="int4"))     # the host's words
 for precision, bits in (("bf16", 16), ("mix", 8), ("fp8", 8)):
     assert layer(sparse(sparsity=0.5, precision=precision)).attention.config.precision == bits
+kept = layer(sparse({"selector": "rf_v2", "sparsity": 0.5, "steps16_first": 1}, precision="mix")).attention.config
+assert (kept.precision, kept.steps16_first) == (8, 1)
 print("vLLM-Omni: ok")
