@@ -21,6 +21,7 @@ SHAPES = {
     "wan-14b-720p": (40, 5120, 13824, 75600, 6),
     "cogvideox-2b": (30, 1920, 7680, 17776, 4),
     "cogvideox-5b": (42, 3072, 12288, 17776, 4),
+    "hunyuan-544p": (60, 3072, 12288, 67576, 4),
 }
 KINDS = ["products", "attention", "selection", "cross_attention", "other"]
 
