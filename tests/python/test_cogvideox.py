@@ -208,16 +208,18 @@ def test_sparse(minis, tmp_path):
 
 def test_selectors(minis, tmp_path):
     """The engine chooses the blocks that the package chooses in diffusers, whose sparse calls test_apply_math.py holds
-    against SDPA under the expanded mask. In diffusers both branches are one batch; here they are two calls."""
+    against SDPA under the expanded mask. In diffusers both branches are one batch, whose entries have masks of their
+    own; here they are two calls, which must not share masks either."""
     import esa as package
     folder, pipe, dynamic = minis["two"]
     dense = theirs(pipe, dynamic)
     for selector, order in (("entropy", "hilbert"), ("rf_v2", "tile"), ("ada_bsa", "raster"), ("error", "raster")):
-        config = package.EsaConfig(selector=selector, block=(64, 64), order=order, tail="none", budget=0.4)
+        config = package.EsaConfig(selector=selector, block=(64, 64), order=order, tail="none", budget=0.4,
+                                   share_branches=False)
         with package.apply(pipe, config):
             want = theirs(pipe, dynamic)
         works(*ours(folder, dynamic, "--method", selector, "--budget", 0.4, *BLOCKS, "--order", order, "--tail", "none",
-                    "--save-latents", tmp_path / "l", "--out", tmp_path / "v.npy"))
+                    "--share-branches", 0, "--save-latents", tmp_path / "l", "--out", tmp_path / "v.npy"))
         assert off(load_file(tmp_path / "l")["latents"], want) < CLOSE, selector
         assert off(want, dense) > 100 * CLOSE, "the masks must matter, or this test shows nothing"
 
