@@ -10,8 +10,8 @@
  *         esa_session_step(s, step, branch);
  *         for each layer: esa_session_attention(s, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL);
  *
- * These calls run dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)),
- * layer 0 with dense_first_layer, the layers in dense_layers, sequences shorter than min_tokens,
+ * These calls run dense by policy: warm-up steps (esa_warmup_steps), layer 0 with
+ * dense_first_layer, the layers in dense_layers, sequences shorter than min_tokens,
  * cross-attention, cells of density 1, and every call in the modes DENSE, RECORD and PROBE. If any
  * other call would run dense, a strict session returns ESA_ERR_POLICY; other sessions run it and
  * count a fallback.
@@ -169,6 +169,15 @@ ESA_API esa_session_params esa_session_params_default(void);
  * ESA_ORDER_DEFAULT. */
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
+
+/* 1 if a model run keeps every row and column of frame 0 where nobody says so
+ * (layout.protect_first_frame -1): rf_v2 does. given is 1 if the model got frame 0 as a picture
+ * (image to video): then every selector does but error, which sees by itself what the frame is
+ * worth. */
+ESA_API int32_t esa_protects_first_frame(int32_t selector, int32_t given);
+
+/* The steps that run dense first: ceil(warmup_frac * steps - 1e-9), within 0 .. steps. */
+ESA_API int32_t esa_warmup_steps(double warmup_frac, int32_t steps);
 
 /* Presets: the work of a whole video (params.work) for three aims: 0.57, 0.44 and 0.30. NaN for any
  * other number. Set work_or_least too, so that a short video takes the least work that it can. */

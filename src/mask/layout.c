@@ -3,6 +3,7 @@
 #include <string.h>
 #include "base/status.h"
 #include "mask/mask.h"
+#include "rules/rows.h"
 
 esa_layout esa_layout_default(void)
 {
@@ -200,7 +201,7 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                         "causal attention needs order raster or order_applied = 1, given order %s",
                         order_name(r.order));
 
-    if (r.protect_first_frame < 0) r.protect_first_frame = selector == ESA_SELECT_RF_V2;
+    if (r.protect_first_frame < 0) r.protect_first_frame = esa_protects_by_default(selector, 0);
     if (!grid_q && !grid_k) r.protect_first_frame = 0;
     /* Protecting frame 0 of a still image would make everything dense. Compat does exactly that. */
     int32_t still = r.grid_q[0] <= 1 && r.grid_k[0] <= 1;

@@ -56,8 +56,6 @@ int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b);
 esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name,
                                 const esa_layout *given, const char *who);
 
-/* Number of warm-up steps: ceil(frac * steps - 1e-9), within 0 .. steps. */
-int32_t esa_warmup_steps(double frac, int32_t steps);
 /* Step group of step i: floor(i * groups / steps). */
 static inline int32_t esa_step_group(int32_t i, int32_t groups, int32_t steps)
 {

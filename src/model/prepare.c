@@ -183,11 +183,15 @@ static esa_status make_session(esa_model *m, esa_run *r)
         ESA_TRY(esa_st_open(m->ctx, &tensors, r->p.masks));
         ESA_TRY(esa_mask_file_make(m->ctx, &r->masks, tensors));
         ESA_TRY(esa_mask_file_get_info(r->masks, &info));
-        if (s.select.layout.order == ESA_ORDER_DEFAULT) s.select.layout = info.layout;
+        esa_layout *l = &s.select.layout;
+        if (l->order == ESA_ORDER_DEFAULT) *l = info.layout;
+        if (l->protect_first_frame < 0) l->protect_first_frame = info.layout.protect_first_frame;
         r->selector = info.selector;
         r->mode = info.mode;
         s.masks = r->masks;
     }
+    if (s.select.layout.protect_first_frame < 0)
+        s.select.layout.protect_first_frame = esa_protects_by_default(r->selector, m->facts.image);
     esa_run_layout(m, r, &s.select.layout);
     r->layout = s.select.layout;
     s.layers = m->facts.info.layers;

@@ -24,6 +24,13 @@
 /* Clamps a given length to 0 .. Nk. */
 ESA_INLINE int64_t esa_kv_len(int64_t len, int64_t Nk) { return len < 0 ? 0 : esa_min64(len, Nk); }
 
+/* 1 if frame 0 is protected where a layout leaves it open; given: frame 0 is the picture of a model
+ * of image to video. */
+ESA_INLINE int32_t esa_protects_by_default(int32_t selector, int32_t given)
+{
+    return selector == ESA_SELECT_RF_V2 || (given && selector != ESA_SELECT_ERROR);
+}
+
 /* 1 if frame 0 of this side is protected and so a segment of its own. The layout is resolved. In
  * fixed mode this needs t > 1. */
 ESA_INLINE int32_t esa_layout_protects(const esa_layout *layout, int32_t side, int32_t mode)

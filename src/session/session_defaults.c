@@ -5,6 +5,7 @@
 #include <math.h>
 #include <esa/esa_session.h>
 #include "rules/exact_rows.h"
+#include "rules/rows.h"
 
 /* The work of each preset, in the order of ESA_PRESET_*. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
@@ -20,6 +21,11 @@ double esa_preset_cache(int32_t preset)
     static const double threshold[] = { 0.02, 0.03, 0.05 }; /* docs/engine.md has the measurement */
     return preset >= ESA_PRESET_FAITHFUL && preset <= ESA_PRESET_FAST ? threshold[preset]
                                                                       : (double)NAN;
+}
+
+int32_t esa_protects_first_frame(int32_t selector, int32_t given)
+{
+    return esa_protects_by_default(selector, given);
 }
 
 static int32_t order_of(int32_t mode, int32_t selector)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy
 import pytest
 from esa import EsaConfig, Layout, Session, select
+from esa.core.config import protects_first_frame
 from esa.core.layout import order
 
 
@@ -148,6 +149,15 @@ def test_selector_decides():
     assert repr(error) == "EsaConfig()" and repr(plain) == "EsaConfig(selector='entropy')"
     for words in ({}, {"budget": 0.3}, {"masks": "m"}, {"selector": "error", "budget": 0.3}, {"mode": "compat"}):
         assert eval(repr(EsaConfig(**words))) == EsaConfig(**words)
+
+
+def test_the_library_knows_which_frame_is_protected():
+    for mode, selector, alone, given in (("online", "rf_v2", True, True), ("online", "entropy", False, True),
+                                         ("online", "ada_bsa", False, True), ("online", "error", False, False),
+                                         ("record", "error", False, False), ("record", "entropy", False, True),
+                                         ("record", "rf_v2", False, True), ("dense", "dense", False, True)):
+        assert protects_first_frame(mode, selector) is alone, (mode, selector)
+        assert protects_first_frame(mode, selector, given=True) is given, (mode, selector)
 
 
 def test_groups():

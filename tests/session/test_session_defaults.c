@@ -1,5 +1,6 @@
 /* test_session_defaults.c - the recommended settings: one table of rules, and sessions accept them.
  * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,6 +94,40 @@ static void test_recorded_errors(void **state)
     assert_true(online.select.group_q == 0 && online.select.group_k == 0);
 }
 
+/* Selectors in the order of their numbers: alone, and with a frame that was given. */
+static void test_first_frame(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t selector, alone, given;
+    } rule[] = {
+        { ESA_SELECT_FULL, 0, 1 },    { ESA_SELECT_ADA_BSA, 0, 1 }, { ESA_SELECT_RF_V2, 1, 1 },
+        { ESA_SELECT_ENTROPY, 0, 1 }, { ESA_SELECT_RANDOM, 0, 1 },  { ESA_SELECT_ERROR, 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof rule / sizeof rule[0]; i++) {
+        assert_int_equal(esa_protects_first_frame(rule[i].selector, 0), rule[i].alone);
+        assert_int_equal(esa_protects_first_frame(rule[i].selector, 1), rule[i].given);
+    }
+}
+
+/* A fifth of the steps, rounded up, but not by a rounding error of the product; and no nonsense
+ * from nonsense. */
+static void test_warmup_steps(void **state)
+{
+    (void)state;
+    static const int32_t fifth[] = { 0, 1, 1, 1, 1, 1, 2, 2, 2 };
+    for (int32_t steps = 0; steps < (int32_t)(sizeof fifth / sizeof fifth[0]); steps++)
+        assert_int_equal(esa_warmup_steps(0.2, steps), fifth[steps]);
+    assert_int_equal(esa_warmup_steps(0.2, 50), 10);
+    assert_int_equal(esa_warmup_steps(0.07, 100), 7); /* 7.000000000000001 */
+    assert_int_equal(esa_warmup_steps(0, 4), 0);
+    assert_int_equal(esa_warmup_steps(1, 4), 4);
+    assert_int_equal(esa_warmup_steps(2, 4), 4);
+    assert_int_equal(esa_warmup_steps(-1, 4), 0);
+    assert_int_equal(esa_warmup_steps((double)NAN, 4), 0);
+    assert_int_equal(esa_warmup_steps(0.2, -4), 0);
+}
+
 static void test_sessions_accept_them(void **state)
 {
     (void)state;
@@ -118,6 +153,8 @@ int main(void)
         cmocka_unit_test(test_rest_is_plain),
         cmocka_unit_test(test_error),
         cmocka_unit_test(test_recorded_errors),
+        cmocka_unit_test(test_first_frame),
+        cmocka_unit_test(test_warmup_steps),
         cmocka_unit_test(test_sessions_accept_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

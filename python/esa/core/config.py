@@ -25,6 +25,12 @@ def recommended(mode: str, selector: str) -> T.SessionParams:
     return load().c.esa_session_params_recommended(T.SESSION_MODES[mode], number, 0)
 
 
+def protects_first_frame(mode: str, selector: str, given: bool = False) -> bool:
+    """The library's rule of frame 0 in a run whose settings leave it open. given: the frame is a picture that the model
+    was given."""
+    return bool(load().c.esa_protects_first_frame(recommended(mode, selector).select.selector, int(given)))
+
+
 _DEFAULT = recommended("online", "entropy")
 # Fields whose default the selector decides.
 _BY_SELECTOR = ("tail", "exact_rows", "warmup_frac", "dense_first_layer", "refresh_every", "order_every",

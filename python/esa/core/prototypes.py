@@ -85,6 +85,8 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_plan_kernel": (_s, [_p] * 6),
     "esa_session_params_default": (T.SessionParams, []),
     "esa_session_params_recommended": (T.SessionParams, [_i32, _i32, _i64]),
+    "esa_protects_first_frame": (_i32, [_i32, _i32]),
+    "esa_warmup_steps": (_i32, [_f64, _i32]),
     "esa_preset_work": (_f64, [_i32]),
     "esa_preset_cache": (_f64, [_i32]),
     "esa_session_create": (_STATUS, [_p, _p, _p]),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import structs as T
 from . import tensor as X
-from .config import EsaConfig, recommended
+from .config import EsaConfig, protects_first_frame, recommended
 from .functional import attention_params, check_scale, context_of, refuse_gradients
 from .layout import Layout
 from .mask import Mask
@@ -255,7 +255,10 @@ def _given_mask(blocks: Any, views: Sequence[T.Tensor], settings: Settings) -> M
     rf = settings.selector == T.SELECTORS["rf_v2"]
     if layout.order is None and rf and (layout.grid is not None or layout.spans):
         order = T.word(T.ORDERS, recommended("online", "rf_v2").select.layout.order)
-        layout = dataclasses.replace(layout, order=order, protect_first_frame=layout.protect_first_frame is not False)
+        protect = layout.protect_first_frame
+        layout = dataclasses.replace(
+            layout, order=order,
+            protect_first_frame=protects_first_frame("online", "rf_v2") if protect is None else protect)
     rows, columns = settings.block_q or 256, settings.block_k
     # A mask of square blocks serves longer key blocks too: one is kept if any of its parts is, as rf_v3 does it.
     square, merged = -(-views[1].dim[2] // rows), columns // rows

@@ -19,6 +19,7 @@ from ..core.config import EsaConfig
 from ..core.functional import select
 from ..core.layout import Layout
 from ..core.library import EsaError
+from ..core.library import load as library
 from ..core.mask import Mask, MaskFile
 from ..core.session import Stats
 
@@ -82,7 +83,7 @@ class Fa4Session:
         self.config, self.layers, self.steps, self.layout = config, layers, steps, layout
         self._function, self._lists = load()
         self._masks = MaskFile(config.masks) if config.masks is not None else None
-        self._warmup = math.ceil(config.warmup_frac * steps - 1e-9)
+        self._warmup = library().c.esa_warmup_steps(config.warmup_frac, steps)
         self._at = (-1, 0)
         self._cells: dict[tuple[int, int], list[float | None]] = {}     # density of each call, None: dense
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..core import structs as T
-from ..core.config import recommended
+from ..core.config import protects_first_frame, recommended
 from ..core.layout import Layout, order
 from ..core.session import mode_of
 from .families import Geometry
@@ -32,11 +32,12 @@ def default_order(mode: str, selector: str) -> str:
 def resolve(run: Run, layout: Layout) -> Layout:
     """The layout with its order and first-frame protection spelled out."""
     mode = mode_of(run.config, run.record is not None)
-    rf_v2 = run.config.selector == "rf_v2" and mode == "online"
     word = layout.order or run.config.order or default_order(mode, run.config.selector)
     protect = layout.protect_first_frame if layout.protect_first_frame is not None else run.config.protect_first_frame
+    if protect is None:
+        protect = protects_first_frame(mode, run.config.selector)
     return dataclasses.replace(layout, order=word, window=layout.window or run.config.window,
-                               protect_first_frame=rf_v2 if protect is None else protect)
+                               protect_first_frame=protect)
 
 
 def may_order(run: Run) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ..compat.original_masks import OriginalMasks, is_original
-from ..core.config import EsaConfig
+from ..core.config import EsaConfig, protects_first_frame
 from ..core.layout import Layout
 from ..core.library import EsaError
 from ..core.mask import MaskFile
-from ..core.session import Session, Stats
+from ..core.session import Session, Stats, mode_of
 from . import operators, reorder
 from .clock import Clock, Moment
 from .families import Family, Geometry
@@ -83,12 +83,17 @@ class Run:
         return self.sessions.last
 
     def _layout(self, geometry: Geometry) -> Layout:
-        # The error selector sees by itself what the given frame is worth.
-        protect = self.first_frame and self.config.protect_first_frame is None and self.config.selector != "error"
+        mode, protect = mode_of(self.config, self.record is not None), None
+        if self.first_frame and self.config.protect_first_frame is None:
+            protect = protects_first_frame(mode, self.config.selector, given=True)
         layout = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back,
-                        protect_first_frame=True if protect else None)
-        return layout_of(self._masks,
-                         layout) if isinstance(self._masks, MaskFile) and self.config.order is None else layout
+                        protect_first_frame=protect)
+        if not isinstance(self._masks, MaskFile):
+            return layout
+        stored = layout_of(self._masks, layout)
+        if self.config.order is None:
+            return stored
+        return dataclasses.replace(layout, protect_first_frame=stored.protect_first_frame)
 
     def order(self, x: torch.Tensor, dim: int, back: bool) -> torch.Tensor:
         """Tokens of one dimension in the order of the run, or back."""

@@ -14,6 +14,7 @@ import torch
 from lightx2v.utils.registry_factory import SPARSE_MASK_GENERATOR_REGISTER, SPARSE_OPERATOR_REGISTER
 
 from ..core import structs as T
+from ..core.config import protects_first_frame
 from ..core.functional import attention, select
 from ..core.layout import Layout, order
 from ..core.mask import Mask
@@ -133,9 +134,10 @@ class EsaMaskGenerator:
             raise ValueError(f"sparse_setting.esa.grid is {self.grid}, but there are {tokens} tokens")
         layout = order_of(self.config, Layout(grid=self.grid, text_back=tokens - t * h * w))
         protect = self.config.protect_first_frame
-        return dataclasses.replace(
-            layout, order=layout.order or self.config.order, window=layout.window or self.config.window,
-            protect_first_frame=self.config.selector == "rf_v2" if protect is None else protect)
+        if protect is None:
+            protect = protects_first_frame("online", self.config.selector)
+        return dataclasses.replace(layout, order=layout.order or self.config.order,
+                                   window=layout.window or self.config.window, protect_first_frame=protect)
 
     @staticmethod
     def _moves(layout: Layout) -> bool:
