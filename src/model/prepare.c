@@ -226,12 +226,31 @@ static esa_status make_sched(esa_model *m, esa_run *r)
 }
 
 /* Families with frames before channels draw in that order. */
-void esa_run_draw(const esa_model *m, esa_run *r)
+static void normals(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    esa_torch_normals(arg, first, count);
+}
+
+/* What esa_torch_randn does, by all threads: a scheduler that draws noise in every step would keep
+ * a GPU waiting for one thread. */
+static void draw(esa_nn *nn, esa_torch_rng *rng, float *out, int64_t count)
+{
+    if (count < 16) {
+        esa_torch_randn(rng, out, count);
+        return;
+    }
+    esa_torch_begin(rng, out, count);
+    esa_nn_parallel(nn, normals, out, count / 16, 1024);
+    esa_torch_end(rng, out, count);
+}
+
+void esa_run_draw(esa_model *m, esa_run *r)
 {
     const int64_t C = m->facts.info.latent_channels, T = r->latent[0],
                   plane = (int64_t)r->latent[1] * r->latent[2];
     float *drawn = m->family->frames_first ? r->draw + r->count : r->draw;
-    esa_torch_randn(&r->rng, drawn, r->count);
+    draw(&m->nn, &r->rng, drawn, r->count);
     if (!m->family->frames_first) return;
     for (int64_t c = 0; c < C; c++)
         for (int64_t t = 0; t < T; t++)

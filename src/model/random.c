@@ -121,16 +121,31 @@ static double normal_f64(esa_torch_rng *rng)
     return radius * cos(theta);
 }
 
+void esa_torch_begin(esa_torch_rng *rng, float *out, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) out[i] = unit_f32(rng);
+}
+
+void esa_torch_normals(float *out, int64_t first, int64_t groups)
+{
+    for (int64_t i = first; i < first + groups; i++) box_muller_16(out + 16 * i);
+}
+
+void esa_torch_end(esa_torch_rng *rng, float *out, int64_t count)
+{
+    if (count % 16 == 0) return;
+    float *last = out + count - 16;
+    esa_torch_begin(rng, last, 16);
+    box_muller_16(last);
+}
+
 void esa_torch_randn(esa_torch_rng *rng, float *out, int64_t count)
 {
     if (count < 16) {
         for (int64_t i = 0; i < count; i++) out[i] = (float)normal_f64(rng);
         return;
     }
-    for (int64_t i = 0; i < count; i++) out[i] = unit_f32(rng);
-    for (int64_t i = 0; i + 16 <= count; i += 16) box_muller_16(out + i);
-    if (count % 16 == 0) return;
-    float *last = out + count - 16;
-    for (int i = 0; i < 16; i++) last[i] = unit_f32(rng);
-    box_muller_16(last);
+    esa_torch_begin(rng, out, count);
+    esa_torch_normals(out, 0, count / 16);
+    esa_torch_end(rng, out, count);
 }

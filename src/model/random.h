@@ -30,4 +30,11 @@ uint32_t esa_torch_next(esa_torch_rng *rng);
 /* Fills out[count] as one call of torch.randn does; later calls continue the sequence. */
 void esa_torch_randn(esa_torch_rng *rng, float *out, int64_t count);
 
+/* The same in three steps, for count of 16 or more: begin draws the uniforms, normals turns groups
+ * of 16 of them into normal numbers (groups first .. first + groups - 1 of count / 16; in any order
+ * and in any thread), and end draws the last 16 again where count asks for it. */
+void esa_torch_begin(esa_torch_rng *rng, float *out, int64_t count);
+void esa_torch_normals(float *out, int64_t first, int64_t groups);
+void esa_torch_end(esa_torch_rng *rng, float *out, int64_t count);
+
 #endif

@@ -57,7 +57,7 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
 /* Sets the grid and the counts of text in the layout of this run's self-attention. */
 void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout);
 /* Fills r->draw with the next latents of the call's generator, in the engine's order. */
-void esa_run_draw(const esa_model *m, esa_run *r);
+void esa_run_draw(esa_model *m, esa_run *r);
 /* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
  * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);

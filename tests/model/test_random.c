@@ -94,6 +94,27 @@ static void calls_follow_one_another(void **state)
     esa_ctx_free(ctx);
 }
 
+/* The three steps give what one call gives, whatever the order of the groups. */
+static void in_steps(void **state)
+{
+    static const int64_t counts[] = { 16, 17, 31, 160, 1000 };
+    (void)state;
+    float whole[1000], steps[1000];
+    esa_torch_rng a, b;
+    esa_torch_seed(&a, 7);
+    esa_torch_seed(&b, 7);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        const int64_t count = counts[i], groups = count / 16, half = groups / 2;
+        esa_torch_randn(&a, whole, count);
+        esa_torch_begin(&b, steps, count);
+        esa_torch_normals(steps, half, groups - half);
+        esa_torch_normals(steps, 0, half);
+        esa_torch_end(&b, steps, count);
+        expect_bits(steps, whole, count, "three steps");
+    }
+    assert_int_equal(esa_torch_next(&a), esa_torch_next(&b));
+}
+
 /* Mean and variance of 2^20 numbers within five standard errors: our seeds pass, a wrong scale
  * fails. */
 static void looks_normal(void **state)
@@ -121,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_call),
         cmocka_unit_test(calls_follow_one_another),
+        cmocka_unit_test(in_steps),
         cmocka_unit_test(looks_normal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
