@@ -7,6 +7,7 @@
 #include "nn/ops.h"
 
 #define LARGE (INT64_C(1) << 30) /* an encoder of this many bytes in f32 stays in its file */
+#define ROOM  (INT64_C(1) << 18) /* floats that go to the device at a time */
 
 typedef struct umt5_layer {
     esa_linear q, k, v, o, gate, linear, out; /* without biases */
@@ -212,49 +213,66 @@ static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
     r->linear = reuse(&all, n * ff * element, n, ff);
 }
 
+/* What the threads write for the device: rows of words, or rows of biases. */
 typedef struct look_up {
     const esa_umt5 *e;
     const umt5_run *r;
+    const int32_t *ids;    /* [n] */
     const int32_t *bucket; /* [span] */
-    float *distance;       /* [tables][heads][span], in host memory */
+    float *room;
+    int64_t first; /* the row of room[0] */
 } look_up;
 
+static void look_up_words(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    const look_up *job = arg;
+    const int64_t d = job->e->config.d_model;
+    for (int64_t i = first; i < first + count; i++)
+        esa_weight_to_f32(job->room + i * d, &job->e->shared, job->ids[job->first + i] * d, d);
+}
+
 /* Rows are heads of layers with a table. */
-static void look_up_rows(void *arg, int64_t first, int64_t count, int32_t worker)
+static void look_up_biases(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     (void)worker;
     const look_up *job = arg;
     const int64_t heads = job->r->heads, span = job->r->span;
     for (int64_t i = first; i < first + count; i++) {
-        const float *table = (const float *)job->e->layer[i / heads].bias.data + i % heads;
-        float *to = job->distance + i * span;
+        const int64_t row = job->first + i;
+        const float *table = (const float *)job->e->layer[row / heads].bias.data + row % heads;
+        float *to = job->room + i * span;
         for (int64_t k = 0; k < span; k++) to[k] = table[job->bucket[k] * heads];
     }
 }
 
-/* Words and biases, from host memory to the device. */
-static esa_status write_inputs(esa_umt5 *e, umt5_run *r, const int32_t *ids, int32_t *bucket,
-                               float *room)
+/* Writes rows of cols floats to the device, as many at a time as the room holds. The room is small,
+ * so it stays in the cache; memory for all of it would cost more than the work, page by page. */
+static esa_status write_rows(esa_nn *nn, float *to, look_up *job, esa_nn_rows_fn fn, int64_t rows,
+                             int64_t cols)
 {
-    esa_nn *nn = e->env.nn;
-    const int64_t d = e->config.d_model, rows = tables(&e->config) * r->heads;
-    look_up job = { e, r, bucket, room };
-    for (int64_t i = 0; i < r->n; i++) esa_weight_to_f32(room + i * d, &e->shared, ids[i] * d, d);
-    ESA_TRY(esa_nn_upload(nn, r->x.data, room, 4 * r->n * d));
-    for (int64_t k = 0; k < r->span; k++) bucket[k] = esa_umt5_bucket(&e->config, k - (r->n - 1));
-    esa_nn_parallel(nn, look_up_rows, &job, rows, 16);
-    return esa_nn_upload(nn, r->distance, room, 4 * rows * r->span);
+    const int64_t most = esa_max64(1, ROOM / cols);
+    for (job->first = 0; job->first < rows; job->first += most) {
+        const int64_t count = esa_min64(most, rows - job->first);
+        esa_nn_parallel(nn, fn, job, count, 4);
+        ESA_TRY(esa_nn_upload(nn, to + job->first * cols, job->room, 4 * count * cols));
+    }
+    return ESA_OK;
 }
 
+/* Words and biases, from host memory to the device. */
 static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
 {
     esa_nn *nn = e->env.nn;
-    const int64_t floats = esa_max64(r->n * e->config.d_model,
-                                     tables(&e->config) * r->heads * r->span),
-                  bytes = 4 * (floats + r->span);
+    const int64_t d = e->config.d_model, rows = tables(&e->config) * r->heads,
+                  floats = esa_max64(ROOM, esa_max64(d, r->span)), bytes = 4 * (floats + r->span);
     float *room = esa_mem_alloc(&nn->ctx->mem, bytes);
     if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    const esa_status status = write_inputs(e, r, ids, (int32_t *)(room + floats), room);
+    int32_t *bucket = (int32_t *)(room + floats);
+    for (int64_t k = 0; k < r->span; k++) bucket[k] = esa_umt5_bucket(&e->config, k - (r->n - 1));
+    look_up job = { .e = e, .r = r, .ids = ids, .bucket = bucket, .room = room };
+    esa_status status = write_rows(nn, r->x.data, &job, look_up_words, r->n, d);
+    if (!status) status = write_rows(nn, r->distance, &job, look_up_biases, rows, r->span);
     esa_mem_free(&nn->ctx->mem, room, bytes);
     return status;
 }
