@@ -171,6 +171,14 @@ static void shapes(void **state)
         { 65, 200, 1, 130, KEY, 0, 0, 0 },
         { 20, 30, 1, 512, 0, 8, 0, 0 },
         { 257, 193, 1, 64, KEY | DISTANCE, 0, 0, 0 },
+        /* few keys, which have a kernel of their own */
+        { 1, 1, 2, 128, KEY, 0, 0, 0 },
+        { 129, 16, 5, 64, 0, 8, 0, 0 },
+        { 300, 17, 3, 64, KEY, 0, 0, 0 },
+        { 515, 33, 2, 128, KEY, 16, 8, 0 },
+        { 140, 48, 3, 64, 0, 0, 0, 0 },
+        { 1000, 64, 2, 128, KEY, 0, 0, 7 },
+        { 4100, 9, 7, 128, KEY, 0, 0, 61 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check(&cases[i]);
@@ -181,9 +189,11 @@ static void no_keys(void **state)
 {
     (void)state;
     const biased_case none = { 70, 0, 2, 64, 0, 0, 0, 0 },
-                      removed = { 70, 130, 2, 128, KEY | NONE_LEFT, 0, 0, 0 };
+                      removed = { 70, 130, 2, 128, KEY | NONE_LEFT, 0, 0, 0 },
+                      few = { 200, 21, 2, 128, KEY | NONE_LEFT, 0, 0, 0 };
     check(&none);
     check(&removed);
+    check(&few);
 }
 
 static void too_wide(void **state)

@@ -9,32 +9,16 @@
 //
 //   K0 K1 .. V   K0 K1 .. V   ...
 //
-// A folded prompt has a few dozen keys. The kernel is then bound by reading q and writing o, and a
-// multiprocessor has two thread blocks with 32 KB of queries in flight each.
+// biased_few.cu does the same for at most 64 keys, such as those of a folded prompt.
 //
 // In shared memory the 16-byte piece p of row r is at place p ^ (r % 8), so that eight rows of one
 // piece (ldmatrix) and eight pieces of one row (copies) use different banks.
-#include "base/nn_args.h"
-#include "cuda/runtime/sm80_ptx.cuh"
-#include "cuda/runtime/views.cuh"
+#include "cuda/engine/biased.cuh"
 
 namespace
 {
 
 constexpr int KEYS = 64; // keys of a stage
-constexpr float LOG2_E = 1.4426950408889634f;
-
-struct biased_job {
-    const bf16 *q, *k, *v;
-    bf16 *o;
-    int64_t ldq, ldk, ldv, ldo;
-    int Nq, Nk, D, chunks;
-    int share;    // heads of q for each head of k and v
-    bool vectors; // all rows and heads can be read and written in pieces of 16 bytes
-    float scale;  // in log2 units
-    const float *key, *distance;
-    int64_t distance_ld, center;
-};
 
 // W: columns of a chunk, WARPS: of a thread block, STAGES: of the ring.
 template <int W, int WARPS_, int STAGES_> struct layout {
@@ -342,6 +326,7 @@ esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *a, void *stre
                              a->distance,
                              a->distance_ld,
                              a->center };
+    if (biased_few_takes(job)) return biased_few_run(dev, job, a->heads, (cudaStream_t)stream);
     if (narrow) return launch<64, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);
     if (layout<128, 8, 4>::bytes(job.chunks) <= dev->shared_bytes)
         return launch<128, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);
