@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(team_threads<LANES>(), (resident<LANES, W>()))
 }
 
 struct act_launch {
+    static constexpr int WIDE_LANES = 128, WIDE_PIECES = 5;
     const esa_act_args &a;
     cudaStream_t stream;
     template <class T, int LANES, int PIECES, int W> void run(unsigned blocks) const

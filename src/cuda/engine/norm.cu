@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(team_threads<LANES>())
 }
 
 struct norm_launch {
+    static constexpr int WIDE_LANES = 224, WIDE_PIECES = 3;
     const esa_norm_args &a;
     cudaStream_t stream;
     template <class T, int LANES, int PIECES, int W> void run(unsigned blocks) const

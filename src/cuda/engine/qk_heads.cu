@@ -1,5 +1,6 @@
 // qk_heads.cu - norms of single heads of q and k (RMS or layer), and the rotation of every head, in
-// place and in one launch. CogVideoX and HunyuanVideo norm heads; Llama only rotates.
+// place and in one launch: any head up to ESA_QK_MAX_D. Llama only rotates. qk_pieces.cu takes the
+// heads of CogVideoX and HunyuanVideo.
 // SPDX-License-Identifier: Apache-2.0
 //
 // A warp holds one head of one row: lane l has the pairs l, l + 32, ... A pair is the channels 2i
@@ -120,6 +121,7 @@ esa_status qk_heads_run(esa_cuda_device *dev, const esa_qk_args *args, void *str
             "a norm of %lld heads of dimension %lld, the GPU takes up to %d channels "
             "and one norm for each head",
             (long long)(q > k ? q : k), (long long)a.D, ESA_QK_MAX_D);
+    if (qk_pieces_takes(args)) return qk_pieces_run(dev, args, stream);
     const dim3 grid((unsigned)blocks, a.k.data ? 2 : 1);
     if (a.q.dtype == ESA_DTYPE_BF16)
         launch<__nv_bfloat16>(a, grid, (cudaStream_t)stream);

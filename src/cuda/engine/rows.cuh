@@ -240,7 +240,8 @@ static inline bool wide(const esa_view &v)
 static inline bool wide(const float *vector) { return (uintptr_t)vector % 16 == 0; }
 
 // Calls launch.run<T, LANES, PIECES, W>(thread blocks) with a team that holds the row. NARROW:
-// elements of a piece if rows are not wide.
+// elements of a piece if rows are not wide. The launch says which team takes rows of up to 5120
+// columns (WIDE_LANES, WIDE_PIECES).
 //
 // The teams were measured on an H200. A norm with residual of 1536 columns, BF16, takes 124 us with
 // teams of 32 threads, 107 with 64 or 96 and 106 to 121 with 192.
@@ -253,8 +254,10 @@ static void choose_team(int64_t cols, int64_t count, bool in_eights, const Launc
             launch.template run<T, 32, 4, 8>(shared);
         else if (cols <= 64 * 3 * 8)
             launch.template run<T, 64, 3, 8>(single);
-        else if (cols <= 128 * 5 * 8)
-            launch.template run<T, 128, 5, 8>(single);
+        else if (cols <= 128 * 3 * 8)
+            launch.template run<T, 128, 3, 8>(single);
+        else if (cols <= Launch::WIDE_LANES * Launch::WIDE_PIECES * 8)
+            launch.template run<T, Launch::WIDE_LANES, Launch::WIDE_PIECES, 8>(single);
         else if (cols <= 384 * 3 * 8)
             launch.template run<T, 384, 3, 8>(single);
         else if (cols <= 352 * 5 * 8)

@@ -160,3 +160,6 @@ esa_status group_norm_run(esa_cuda_device *dev, const esa_plane_group_args *args
 esa_status border_run(esa_cuda_device *dev, const esa_plane_border_args *args, void *stream);
 // engine/qk_heads.cu
 esa_status qk_heads_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
+// engine/qk_pieces.cu
+bool qk_pieces_takes(const esa_qk_args *args);
+esa_status qk_pieces_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
