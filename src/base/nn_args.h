@@ -67,7 +67,8 @@ typedef struct esa_act_args {
 /* ---------------------------------------------------------------- products */
 
 /* y[rows][out] = act(x[rows][in] W^T + bias), accumulated in f32. x and w are both BF16, both F8,
- * or both F32. A single row of x may be F32 with w in BF16. */
+ * or both F32. A single row of x may be F32 with w in BF16. With add the product is added to y, in
+ * f32 and rounded once; this needs two rows or more and no activation. */
 typedef struct esa_product_args {
     esa_view y;       /* BF16 or F32 */
     esa_view x;       /* [rows][in] */
@@ -75,6 +76,7 @@ typedef struct esa_product_args {
     const void *bias; /* [out], F32 if w is F32, else BF16; NULL: none */
     int32_t act;      /* ESA_ACT_*; SiLU costs a pass of its own if there are several rows */
     int32_t fast;     /* 1: sums of F8 products may be kept with fewer bits than f32 has */
+    int32_t add;      /* 1: y += product */
 } esa_product_args;
 
 /* o = softmax(scale q k^T + bias) v for each head; heads lie side by side in the columns. The

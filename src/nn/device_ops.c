@@ -19,19 +19,26 @@ static esa_view device_input(const esa_nn *nn, const esa_view *room, const esa_l
 
 /* ---------------------------------------------------------------- linear layers */
 
-/* count: the number of layers with weights that follow one another. */
-static esa_status product(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
-                          int32_t act, int64_t count)
+/* Completes the arguments with the weights of l, and runs or prepares the product. count: the
+ * number of layers with weights that follow one another. */
+static esa_status run_product(esa_nn *nn, esa_product_args *a, const esa_linear *l, int64_t count)
 {
     const esa_weight *w = &l->weight;
     const int64_t out = w->dim[0];
-    esa_product_args a = { .y = *y, .x = *x, .bias = l->bias.data, .act = act };
-    a.w = esa_view_of((void *)(uintptr_t)w->data, w->dtype, nn->be->device, count * out,
-                      esa_weight_count(w) / out);
-    a.w.scale = (float *)(uintptr_t)w->scale;
-    if (nn->preparing) return nn->be->products->prepare(nn->ctx, &a);
+    a->bias = l->bias.data;
+    a->w = esa_view_of((void *)(uintptr_t)w->data, w->dtype, nn->be->device, count * out,
+                       esa_weight_count(w) / out);
+    a->w.scale = (float *)(uintptr_t)w->scale;
+    if (nn->preparing) return nn->be->products->prepare(nn->ctx, a);
     ESA_TRY(esa_nn_mark(nn, ESA_NN_GEMM));
-    return nn->be->products->product(nn->ctx, &a, NULL);
+    return nn->be->products->product(nn->ctx, a, NULL);
+}
+
+static esa_status product(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
+                          int32_t act, int64_t count)
+{
+    esa_product_args a = { .y = *y, .x = *x, .act = act };
+    return run_product(nn, &a, l, count);
 }
 
 static esa_status device_linear(esa_nn *nn, const esa_view *y, const esa_view *x,
@@ -90,6 +97,13 @@ static esa_status add_norm(esa_nn *nn, const esa_norm_args *n, const esa_view *t
 static esa_status device_linear_add(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
                                     const esa_linear *l, const esa_view *t)
 {
+    /* Without a gate the product adds to x itself. Not in F8: there a sum costs more than the pass
+     * over t that it saves. */
+    if (!n->gate && in->rows > 1 && l->weight.dtype != ESA_DTYPE_F8) {
+        esa_product_args a = { .y = n->x, .x = *in, .add = 1 };
+        ESA_TRY(run_product(nn, &a, l, 1));
+        return n->norm == ESA_NORM_NONE ? ESA_OK : device_norm(nn, n);
+    }
     ESA_TRY(product(nn, t, in, l, ESA_ACT_NONE, 1));
     return add_norm(nn, n, t);
 }

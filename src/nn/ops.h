@@ -36,7 +36,8 @@ struct esa_nn_ops {
     esa_status (*qkv)(esa_nn *nn, const esa_view y[3], const esa_view *x,
                       const esa_linear *const l[3]);
     /* n->x += n->gate * linear(in), then n->y = norm(n->x) as n says; n->add is not used. t: room
-     * for the product; not used if joined is 0. */
+     * for the product; not used if joined is 0. Whether there is a gate decides how a device
+     * computes the sum, so preparing passes one where the forward does. */
     esa_status (*linear_add)(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
                              const esa_linear *l, const esa_view *t);
     /* The same for down(gelu(up(in))), in pieces of hidden->rows rows. hidden is a room as for

@@ -50,8 +50,9 @@ static void columns(const esa_product_args *a, int64_t first, int64_t n, const f
             for (int c = 0; c < LANES; c++) sum[c] += x[k] * w[k * LANES + c];
         for (int64_t c = 0; c < n; c++) {
             const float scale = a->w.scale ? a->x.scale[r] * a->w.scale[first + c] : 1;
-            const float y = finish(a, sum[c] * scale, first + c);
+            float y = finish(a, sum[c] * scale, first + c);
             const int64_t at = r * a->y.ld + first + c;
+            if (a->add) y += element(&a->y, r, first + c, f8);
             if (a->y.dtype == ESA_DTYPE_F32)
                 ((float *)a->y.data)[at] = y;
             else
@@ -125,6 +126,8 @@ static esa_status product(esa_cuda_device *dev, const esa_product_args *args, vo
     (void)stream;
     const esa_status status = find_blas(dev);
     if (status) return status;
+    if (args->add && (args->x.rows == 1 || args->act != ESA_ACT_NONE))
+        return stand_in_say(dev, ESA_ERR_UNSUPPORTED, "a product cannot be added to its output");
     float *room = malloc((size_t)((LANES + 1) * (args->x.cols + 1)) * sizeof *room);
     if (!room) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory for a product");
     stand_in_enter();

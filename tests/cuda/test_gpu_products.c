@@ -132,6 +132,7 @@ typedef struct product_case {
     int32_t bias, act, fast;
     int64_t pad, y_pad; /* elements between rows of x and y */
     int64_t shift;      /* of all three */
+    int32_t add;
 } product_case;
 
 typedef struct operands {
@@ -151,7 +152,8 @@ static operands operands_new(const product_case *c)
                                  .w = o.w.view,
                                  .bias = c->bias ? o.bias.view.data : NULL,
                                  .act = c->act,
-                                 .fast = c->fast };
+                                 .fast = c->fast,
+                                 .add = c->add };
     return o;
 }
 
@@ -192,10 +194,10 @@ static double allowed(const product_case *c, double y, double before, double bia
 static void describe(char *text, size_t bytes, const product_case *c)
 {
     snprintf(text, bytes,
-             "%lld rows, %lld to %lld, types %d %d %d, bias %d, act %d, fast %d, pad %lld, shift "
-             "%lld",
+             "%lld rows, %lld to %lld, types %d %d %d, bias %d, act %d, fast %d, add %d, pad %lld, "
+             "shift %lld",
              (long long)c->rows, (long long)c->in, (long long)c->out, c->x, c->w, c->y, c->bias,
-             c->act, c->fast, (long long)c->pad, (long long)c->shift);
+             c->act, c->fast, c->add, (long long)c->pad, (long long)c->shift);
 }
 
 static void check_element(const product_case *c, const operands *o, int64_t r, int64_t col,
@@ -208,7 +210,7 @@ static void check_element(const product_case *c, const operands *o, int64_t r, i
         size += fabs(p);
     }
     const double bias = c->bias ? value(&o->bias, 0, col) : 0, before = sum + bias,
-                 y = activated(before, c->act);
+                 y = activated(before, c->act) + (c->add ? value(&o->y, r, col) : 0);
     if (fabs(got - y) <= allowed(c, y, before, bias, size)) return;
     char text[200];
     describe(text, sizeof text, c);
@@ -256,6 +258,7 @@ static void check_some(const product_case *c)
     uint8_t *row = malloc((size_t)(y->cols * element));
     must(ctx, be->products->prepare(ctx, &o.args));
     matrix_send(&o.x); /* preparing loses it */
+    matrix_send(&o.y);
     must(ctx, be->products->product(ctx, &o.args, ws));
     for (int i = 0; i < 40; i++) {
         const int64_t r = i ? esa_rng_below(&rng, (uint32_t)c->rows) : c->rows - 1;
@@ -303,6 +306,60 @@ static void small_products(void **state)
                                          .shift = n % 5 == 4 };
                 check_all(&c);
             }
+}
+
+/* Products that are added to y. Where the library does not take the types together, the sum without
+ * the bias is rounded too, which `allowed` counts. */
+static void sums(void **state)
+{
+    static const int32_t type[][3] = {
+        { BF16, BF16, BF16 }, { BF16, BF16, F32 }, { F32, F32, F32 }, { F8, F8, BF16 }
+    };
+    (void)state;
+    for (int t = 0; t < 4; t++)
+        for (int n = 0; n < 8; n++) {
+            const product_case c = { .rows = n % 2 ? 130 : 2 + n,
+                                     .in = n % 3 ? 64 : 33,
+                                     .out = n % 4 ? 96 : 17,
+                                     .x = type[t][0],
+                                     .w = type[t][1],
+                                     .y = type[t][2],
+                                     .bias = n / 2 % 2,
+                                     .pad = n % 4 == 3 ? 3 : 0,
+                                     .y_pad = n % 3 ? 5 : 0,
+                                     .add = 1 };
+            check_all(&c);
+        }
+    const int64_t rows = is_small() ? 130 : 32760, width = is_small() ? 64 : 1536;
+    const product_case layer = { .rows = rows,
+                                 .in = width,
+                                 .out = width,
+                                 .x = BF16,
+                                 .w = BF16,
+                                 .y = BF16,
+                                 .bias = 1,
+                                 .add = 1 };
+    check_some(&layer);
+}
+
+/* What cannot be added is refused. */
+static void no_sums(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        const product_case c = { .rows = n ? 4 : 1,
+                                 .in = 16,
+                                 .out = 16,
+                                 .x = BF16,
+                                 .w = BF16,
+                                 .y = BF16,
+                                 .act = n ? ESA_ACT_SILU : ESA_ACT_NONE,
+                                 .add = 1 };
+        operands o = operands_new(&c);
+        refused(ctx, be->products->product(ctx, &o.args, ws), ESA_ERR_UNSUPPORTED,
+                "cannot be added");
+        operands_free(&o);
+    }
 }
 
 /* One row of f32 with weights in BF16, as the embedding of the timestep has it. */
@@ -547,8 +604,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(library), cmocka_unit_test(small_products), cmocka_unit_test(one_row),
-        cmocka_unit_test(columns), cmocka_unit_test(layers),         cmocka_unit_test(same_bits),
-        cmocka_unit_test(no_rows), cmocka_unit_test(times),
+        cmocka_unit_test(sums),    cmocka_unit_test(no_sums),        cmocka_unit_test(columns),
+        cmocka_unit_test(layers),  cmocka_unit_test(same_bits),      cmocka_unit_test(no_rows),
+        cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

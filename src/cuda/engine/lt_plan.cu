@@ -70,6 +70,7 @@ static plan_key key_of(const esa_product_args &a)
     k.type = a.w.dtype, k.y_type = a.y.dtype;
     k.bias = a.bias != nullptr, k.act = a.act;
     k.fast = a.w.dtype == ESA_DTYPE_F8 && a.fast;
+    k.add = a.add;
     return k;
 }
 
@@ -228,11 +229,11 @@ esa_status run_algorithm(esa_cuda_device *dev, const plan *p, const esa_product_
                          void *ws, cudaStream_t stream, bool *refused)
 {
     const product_state *s = dev->products;
-    const float one = 1.0f, zero = 0.0f;
+    const float one = 1.0f, keep = a.add ? 1.0f : 0.0f;
     int32_t result = set_pointers(s->library.call, p, a);
     if (result == LT_SUCCESS)
         result = s->library.call.Matmul(s->handle, p->desc, &one, a.w.data, p->a, a.x.data, p->b,
-                                        &zero, a.y.data, p->d, a.y.data, p->d, &p->algo[i], ws,
+                                        &keep, a.y.data, p->d, a.y.data, p->d, &p->algo[i], ws,
                                         (size_t)WORKSPACE, stream);
     *refused = is_refusal(result);
     return result == LT_SUCCESS || *refused ? ESA_OK : lt_fail(dev, result);

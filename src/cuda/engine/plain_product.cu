@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(THREADS) plain_kernel(const __grid_constant__ 
             const int64_t at = row + r + m * (TILE / EACH), out = col + c + n * (TILE / EACH);
             if (at >= a.x.rows || out >= a.w.rows) continue;
             if (a.w.scale) sum[m][n] *= a.x.scale[at] * a.w.scale[out];
-            store(a.y, at, out, finished(a, sum[m][n], out));
+            const float y = finished(a, sum[m][n], out);
+            store(a.y, at, out, a.add ? y + stored(a.y, at, out) : y);
         }
 }
 
@@ -67,11 +68,8 @@ __global__ void __launch_bounds__(256) finish_kernel(const __grid_constant__ esa
 {
     const int64_t count = a.y.rows * a.y.cols, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
-        const int64_t r = i / a.y.cols, c = i % a.y.cols, at = r * a.y.ld + c;
-        const float x = a.y.dtype == ESA_DTYPE_F32
-                            ? ((const float *)a.y.data)[at]
-                            : __bfloat162float(((const __nv_bfloat16 *)a.y.data)[at]);
-        store(a.y, r, c, finished(a, x, c));
+        const int64_t r = i / a.y.cols, c = i % a.y.cols;
+        store(a.y, r, c, finished(a, stored(a.y, r, c), c));
     }
 }
 

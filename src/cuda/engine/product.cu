@@ -172,6 +172,7 @@ esa_status prepare(esa_cuda_device *dev, plan *p, const esa_product_args &args, 
 {
     void *block = nullptr;
     trial t = { dev, p, args, nullptr, nullptr, nullptr, nullptr, stream };
+    t.args.add = 0; // sums of earlier runs would make every output another one
     const cudaError_t result = cudaMalloc(&block, (size_t)block_bytes(args));
     if (result == cudaErrorMemoryAllocation) { // then the first algorithm has to do
         cudaGetLastError();
@@ -192,6 +193,9 @@ esa_status prepare(esa_cuda_device *dev, plan *p, const esa_product_args &args, 
 
 esa_status check(esa_cuda_device *dev, const esa_product_args &a)
 {
+    if (a.add && (a.x.rows == 1 || a.act != ESA_ACT_NONE))
+        return device_fail(dev, ESA_ERR_UNSUPPORTED,
+                           "a product with one row or an activation cannot be added to its output");
     if (a.w.dtype != ESA_DTYPE_F8) return ESA_OK;
     const int64_t version = dev->products->library.version;
     if (dev->major == 9 && dev->minor == 0 && version >= LT_VERSION_OUTER) return ESA_OK;

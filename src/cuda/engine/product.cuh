@@ -29,7 +29,7 @@ struct plan_key {
     int64_t ldx, ldw, ldy;
     int64_t align_x, align_w, align_y; // bytes, up to 256
     int64_t type, y_type;              // ESA_DTYPE_* of x and w; of y
-    int64_t bias, act, fast;
+    int64_t bias, act, fast, add;
 };
 
 struct plan {
@@ -81,6 +81,13 @@ static __device__ __forceinline__ float finished(const esa_product_args &a, floa
         x += a.w.dtype == ESA_DTYPE_F32 ? ((const float *)a.bias)[c]
                                         : __bfloat162float(((const __nv_bfloat16 *)a.bias)[c]);
     return activate(x, a.act);
+}
+
+static __device__ __forceinline__ float stored(const esa_view &y, int64_t r, int64_t c)
+{
+    return y.dtype == ESA_DTYPE_F32
+               ? ((const float *)y.data)[r * y.ld + c]
+               : __bfloat162float(((const __nv_bfloat16 *)y.data)[r * y.ld + c]);
 }
 
 static __device__ __forceinline__ void store(const esa_view &y, int64_t r, int64_t c, float x)

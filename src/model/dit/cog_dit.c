@@ -273,7 +273,9 @@ static esa_status prepare_layers(esa_cog_dit *dit, int32_t i)
     ESA_TRY(op->qkv(nn, dit->qkv, &a, qkv));
     ESA_TRY(input_of(dit, &o, &dit->o, &b->out));
     for (int32_t s = 0; s < STREAMS; s++) {
-        const esa_norm_args n = { .x = part_of(dit, &dit->x, s), .norm = ESA_NORM_NONE };
+        const esa_norm_args n = { .x = part_of(dit, &dit->x, s),
+                                  .norm = ESA_NORM_NONE,
+                                  .gate = gate_of(dit, s, &dit->e[0]) };
         const esa_view in = part_of(dit, &o, s), flat = part_of(dit, &dit->flat, s),
                        from = part_of(dit, &up, s), t = part_of(dit, &dit->o, s);
         ESA_TRY(op->linear_add(nn, &n, &in, &b->out, &flat));

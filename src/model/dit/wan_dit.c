@@ -268,9 +268,11 @@ static esa_status prepare_layers(esa_wan_dit *dit, int32_t i)
     ESA_TRY(op->linear(nn, &dit->x, &dit->patch_in, &dit->patch, ESA_ACT_NONE));
     ESA_TRY(op->qkv(nn, dit->qkv, &in[0], qkv));
     for (int32_t k = 0; k < 2; k++) {
+        esa_norm_args sum = n;
         esa_view o;
+        if (k == 0) sum.gate = dit->e[0]; /* only self-attention has one */
         ESA_TRY(input_of(dit, &o, &dit->o, out[k]));
-        ESA_TRY(op->linear_add(nn, &n, &o, out[k], &dit->flat));
+        ESA_TRY(op->linear_add(nn, &sum, &o, out[k], &dit->flat));
     }
     ESA_TRY(op->linear(nn, &dit->flat, &in[1], &b->cross.q, ESA_ACT_NONE));
     ESA_TRY(op->feed_forward(nn, &n, &in[2], &b->up, &b->down, &dit->hidden, &dit->o));
