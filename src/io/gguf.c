@@ -245,14 +245,15 @@ static esa_status bad_tensor(walk *w, span name, const char *what)
                     quote(name).text, what);
 }
 
-/* Bytes of the data; -1 for overflow. */
+/* Bytes of the data; -1 for overflow. Dimensions are multiplied from the first on, as everybody
+ * does: a zero behind them does not excuse two that overflow. */
 static int64_t data_bytes(const esa_st_entry *e)
 {
     const int64_t block = esa_blocks_elements(e->dtype);
     if (!block) return esa_file_bytes(e->dtype, e->rank, e->dim);
-    int64_t n = e->rank ? e->dim[e->rank - 1] / block : 0;
-    for (int32_t i = 0; i < e->rank - 1; i++) n = esa_size_mul(n, e->dim[i]);
-    return esa_size_mul(n, esa_blocks_bytes(e->dtype));
+    int64_t n = 1;
+    for (int32_t i = 0; i < e->rank; i++) n = esa_size_mul(n, e->dim[i]);
+    return n < 0 ? -1 : esa_size_mul(n / block, esa_blocks_bytes(e->dtype));
 }
 
 static esa_status dims(walk *w, span name, esa_st_entry *e)
