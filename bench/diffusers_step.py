@@ -106,9 +106,10 @@ def methods(quick):
 # ---------------------------------------------------------------- models
 
 
-STACKS = {
-    "wan": ["blocks"], "cogvideox": ["transformer_blocks"], "hunyuan": ["transformer_blocks", "single_transformer_blocks"]
-}   # of blocks, by family
+STACKS = {                              # of blocks, by family
+    "wan": ["blocks"], "cogvideox": ["transformer_blocks"],
+    "hunyuan": ["transformer_blocks", "single_transformer_blocks"]
+}
 
 def build(shape, device, dtype):
     """The transformer with random weights, made where it runs, and the inputs of one forward."""
@@ -392,8 +393,8 @@ def without_mask(model, family):
 
 
 def compiled(model, inputs, shape, sdpa, config, clock, rounds):
-    """Both sides with compiled blocks: dense, then esa applied on top, where another step compiles nothing. HunyuanVideo
-    runs dense alone: esa reads the length of its text from the mask, which a graph does not allow."""
+    """Both sides with compiled blocks: dense, then esa applied on top, where another step compiles nothing.
+    HunyuanVideo runs dense alone: esa reads the length of its text from the mask, which a graph does not allow."""
     compile_blocks(model, shape.family)
 
     def forward():
