@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(team_threads<LANES>())
     const int cols = (int)job.view[0].cols, D = job.D;
     using part = row<T, LANES, PIECES, W>;
     T *at[SIDES];
-    piece<T, W> raw[SIDES][PIECES];
-    part v[SIDES];
+    piece<T, W> raw[SIDES][PIECES]; // as loaded: f32 would take twice the registers
     float factor[SIDES];
 #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
@@ -94,12 +93,15 @@ __global__ void __launch_bounds__(team_threads<LANES>())
     }
 #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
-        v[side].set(raw[side], cols);
         factor[side] = 0.0f;
 #pragma unroll
-        for (int p = 0; p < PIECES; ++p)
+        for (int p = 0; p < PIECES; ++p) {
+            if (part::column(p) >= cols) continue;
+            float x[W];
+            unpack(x, raw[side][p]);
 #pragma unroll
-            for (int i = 0; i < W; ++i) factor[side] += v[side].x[p][i] * v[side].x[p][i];
+            for (int i = 0; i < W; ++i) factor[side] += x[i] * x[i];
+        }
     }
     fold_sides<LANES>(factor, room);
 #pragma unroll
@@ -109,21 +111,23 @@ __global__ void __launch_bounds__(team_threads<LANES>())
     for (int p = 0; p < PIECES; ++p) {
         const int c = part::column(p);
         if (c >= cols) continue;
+        float x[SIDES][W];
 #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
             float w[W];
+            unpack(x[side], raw[side][p]);
             read_vector(w, job.weight[side] + c);
 #pragma unroll
-            for (int i = 0; i < W; ++i) v[side].x[p][i] = v[side].x[p][i] * factor[side] * w[i];
+            for (int i = 0; i < W; ++i) x[side][i] = x[side][i] * factor[side] * w[i];
         }
         if (job.cos) {
             const turn<W> angles(c, job.cos + r * (D / 2), job.sin + r * (D / 2), D);
 #pragma unroll
-            for (int side = 0; side < SIDES; ++side) angles.apply(v[side].x[p]);
+            for (int side = 0; side < SIDES; ++side) angles.apply(x[side]);
         }
-    }
 #pragma unroll
-    for (int side = 0; side < SIDES; ++side) v[side].store(at[side], cols);
+        for (int side = 0; side < SIDES; ++side) store_piece(at[side] + c, x[side]);
+    }
 }
 
 template <int SIDES> struct qk_launch {
