@@ -230,6 +230,11 @@ esa_status esa_store_give(esa_store *s, int64_t bytes)
     return fit_to(s, esa_max64(esa_store_held(s) - bytes, esa_store_least(s)));
 }
 
+int32_t esa_store_measures(const esa_store *s, const esa_linear *l)
+{
+    return !s->f8 || l->weight.dtype == ESA_DTYPE_F8;
+}
+
 void esa_store_get_plan(const esa_store *s, esa_store_plan *plan)
 {
     *plan = (esa_store_plan){ 0 };

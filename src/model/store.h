@@ -90,6 +90,10 @@ void esa_store_get_plan(const esa_store *store, esa_store_plan *plan);
 void esa_store_describe(const esa_store *store, void (*say)(void *user, const char *line),
                         void *user);
 
+/* 1 if it pays to measure the products of a block with this layer (nn/ops.h: prepares). Where other
+ * blocks are F8, a BF16 block is one of two, and measuring would take longer than it saves. */
+int32_t esa_store_measures(const esa_store *store, const esa_linear *l);
+
 /* Only enqueue. After begin the views of the group can be used; work enqueued before end may read
  * them. */
 esa_status esa_store_begin(esa_store *store, int32_t group);

@@ -288,8 +288,8 @@ static esa_status prepare_layers(esa_cog_dit *dit, int32_t i)
 static esa_status prepare(esa_cog_dit *dit, int32_t i)
 {
     ESA_TRY(esa_store_begin(dit->store, 1 + i));
-    dit->nn->preparing = 1;
-    const esa_status status = prepare_layers(dit, i);
+    dit->nn->preparing = esa_store_measures(dit->store, &dit->block[i].q);
+    const esa_status status = dit->nn->preparing ? prepare_layers(dit, i) : ESA_OK;
     dit->nn->preparing = 0;
     ESA_TRY(status);
     return esa_store_end(dit->store, 1 + i);

@@ -233,7 +233,7 @@ static esa_status prepare(esa_hunyuan_dit *dit, int32_t i)
     const int32_t single = i >= dit->config.doubles;
     const hunyuan_stream *s = &dit->stream[single ? dit->config.doubles + i : 2 * i];
     int32_t *done = &dit->prepared[single][s->q.weight.dtype == ESA_DTYPE_F8];
-    if (!dit->nn->ops->prepares || *done) return ESA_OK;
+    if (!dit->nn->ops->prepares || *done || !esa_store_measures(dit->store, &s->q)) return ESA_OK;
     dit->nn->preparing = 1;
     esa_status status = prepare_stream(dit, s, single ? BOTH : VIDEO, single);
     if (!status && !single) status = prepare_stream(dit, s + 1, TEXT, 0);

@@ -282,8 +282,8 @@ static esa_status prepare_layers(esa_wan_dit *dit, int32_t i)
 esa_status esa_wan_dit_prepare(esa_wan_dit *dit, int32_t i)
 {
     if (!dit->nn->ops->prepares || dit->prepared > i) return ESA_OK;
-    dit->nn->preparing = 1;
-    const esa_status status = prepare_layers(dit, i);
+    dit->nn->preparing = esa_store_measures(dit->store, &dit->block[i].self.q);
+    const esa_status status = dit->nn->preparing ? prepare_layers(dit, i) : ESA_OK;
     dit->nn->preparing = 0;
     if (!status) dit->prepared = i + 1;
     return status;
