@@ -35,16 +35,8 @@ static const char *const prefixes[] = {
     "transformer.",           "lora_unet_",       ""
 };
 
-/* A module with its wanted tensor: the name with underscores for dots, behind it '#' for a bias. */
-typedef struct target {
-    char key[200];
-    esa_wanted *e;
-} target;
-
 typedef struct matcher {
     esa_weights *w;
-    target *list; /* [count], sorted */
-    int64_t count;
     /* of the file at hand */
     esa_tensors *file;
     esa_delta **slot; /* [wanted] its change of each wanted tensor; NULL: none */
@@ -79,13 +71,9 @@ static void flat_key(char *key, size_t size, const char *name, size_t length, in
         if (*c == '.') *c = '_';
 }
 
-static int by_key(const void *a, const void *b)
-{
-    return strcmp(((const target *)a)->key, ((const target *)b)->key);
-}
-
-/* Both names of a wanted tensor, without ".weight" and ".bias". */
-static void add_target(matcher *m, esa_wanted *e, const char *name)
+/* A module with a wanted tensor, called by the name with underscores for dots, without ".weight" or
+ * ".bias"; behind it is '#' for a bias. */
+static void add_place(esa_loras *l, esa_wanted *e, const char *name, const char *runs)
 {
     size_t length = strlen(name);
     const int32_t bias = length > 5 && strcmp(name + length - 5, ".bias") == 0;
@@ -93,25 +81,36 @@ static void add_target(matcher *m, esa_wanted *e, const char *name)
         length -= 5;
     else if (length > 7 && strcmp(name + length - 7, ".weight") == 0)
         length -= 7;
-    target *t = &m->list[m->count++];
-    flat_key(t->key, sizeof t->key, name, length, bias);
-    t->e = e;
+    char *key = l->key[l->places];
+    flat_key(key, sizeof *l->key, name, length, bias);
+    for (int64_t i = l->places - 1; i >= 0 && l->place[i].e == e; i--)
+        if (strcmp(l->key[i], key) == 0) return; /* two layouts have the same name for it */
+    l->place[l->places++] = (esa_place){ .name = key, .e = e, .runs = runs };
 }
 
-static esa_status make_targets(matcher *m)
+static esa_status make_places(matcher *m)
 {
     esa_weights *w = m->w;
-    m->list = esa_mem_alloc(&w->ctx->mem, 2 * w->count * (int64_t)sizeof *m->list);
-    m->slot = esa_mem_zalloc(&w->ctx->mem, w->count * (int64_t)sizeof *m->slot);
-    if (!m->list || !m->slot)
+    esa_loras *l = &w->loras;
+    const esa_allocator *mem = &w->ctx->mem;
+    l->wanted = w->count;
+    l->room = w->count;
+    for (const esa_naming *n = w->naming; n; n = n->next) l->room += w->count;
+    l->delta = esa_mem_zalloc(mem, l->count * l->wanted * (int64_t)sizeof *l->delta);
+    l->place = esa_mem_alloc(mem, l->room * (int64_t)sizeof *l->place);
+    l->key = esa_mem_alloc(mem, l->room * (int64_t)sizeof *l->key);
+    m->slot = esa_mem_zalloc(mem, w->count * (int64_t)sizeof *m->slot);
+    if (!l->delta || !l->place || !l->key || !m->slot)
         return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of LoRAs");
     for (int64_t i = 0; i < w->count; i++) {
         char theirs[192];
-        add_target(m, &w->want[i], w->want[i].name);
-        if (w->naming && esa_naming_apply(theirs, sizeof theirs, w->naming, w->want[i].name))
-            add_target(m, &w->want[i], theirs);
+        const char *runs;
+        add_place(l, &w->want[i], w->want[i].name, "");
+        for (const esa_naming *n = w->naming; n; n = n->next)
+            if (esa_naming_apply(theirs, sizeof theirs, n, w->want[i].name, &runs))
+                add_place(l, &w->want[i], theirs, runs);
     }
-    qsort(m->list, (size_t)m->count, sizeof *m->list, by_key);
+    esa_places_sort(l->place, l->places);
     return ESA_OK;
 }
 
@@ -138,47 +137,53 @@ static int64_t elements(const esa_st_entry *e, int32_t from)
     return n;
 }
 
-/* One tensor of the file, to the change that it belongs to. */
-static esa_status take(matcher *m, const esa_st_entry *entry)
+/* One tensor of the file, to the change of a wanted tensor. */
+static void give(matcher *m, const esa_place *p, const esa_st_entry *entry, int32_t kind)
 {
-    const char *module = NULL;
-    size_t length = 0;
-    target want;
-    const int32_t kind = kind_of(entry->name, &module, &length);
-    if (kind != NONE && length < sizeof want.key - 2) {
-        flat_key(want.key, sizeof want.key, module, length, kind == BIAS);
-        const target *t = bsearch(&want, m->list, (size_t)m->count, sizeof want, by_key);
-        if (t) {
-            esa_loras *l = &m->w->loras;
-            esa_delta **slot = &m->slot[t->e - m->w->want], *d = *slot;
-            if (!d) {
-                d = *slot = &l->delta[l->deltas++];
-                *d = (esa_delta){ .file = m->file };
-            }
-            const esa_st_entry **const place = kind == UP      ? &d->up
-                                               : kind == ALPHA ? &d->alpha
-                                                               : &d->down;
-            if (*place)
-                misfit(m, 2, entry->name, "(twice)");
-            else
-                *place = entry;
-            return ESA_OK;
-        }
+    esa_loras *l = &m->w->loras;
+    esa_delta **slot = &m->slot[p->e - m->w->want], *d = *slot;
+    if (!d) {
+        d = *slot = &l->delta[l->deltas++];
+        *d = (esa_delta){ .file = m->file, .place = p };
     }
-    misfit(m, 0, entry->name, "");
-    return ESA_OK;
+    const esa_st_entry **const part = kind == UP ? &d->up : kind == ALPHA ? &d->alpha : &d->down;
+    if (*part || d->place != p)
+        misfit(m, 2, entry->name, "(twice)");
+    else
+        *part = entry;
 }
 
-/* 1 if the shapes of a change are those of its tensor. up may have sides of 1 behind its two. */
+/* One tensor of the file, to the changes that it belongs to. */
+static void take(matcher *m, const esa_st_entry *entry)
+{
+    esa_loras *l = &m->w->loras;
+    const char *module = NULL;
+    size_t length = 0;
+    char key[sizeof *l->key];
+    const int32_t kind = kind_of(entry->name, &module, &length);
+    if (kind != NONE && length < sizeof key - 2) {
+        flat_key(key, sizeof key, module, length, kind == BIAS);
+        esa_place *p = esa_places_find(l->place, l->places, key);
+        for (esa_place *one = p; one; one = esa_places_next(l->place, l->places, one))
+            give(m, one, entry, kind);
+        if (p) return;
+    }
+    misfit(m, 0, entry->name, "");
+}
+
+/* 1 if the shapes of a change are those of its tensor, or of the one that holds it. up may have
+ * sides of 1 behind its two. */
 static int32_t fits(const esa_wanted *e, const esa_delta *d)
 {
-    int64_t all = 1;
-    for (int32_t i = 0; i < e->rank; i++) all = esa_size_mul(all, e->dim[i]);
-    const int64_t rows = esa_weights_rows(e), cols = all / rows;
+    const esa_share *s = &d->place->share;
+    const int64_t side = s->runs   ? s->side
+                         : e->rank ? e->dim[0]
+                                   : 1,
+                  cols = esa_wanted_count(e) / (e->rank ? e->dim[0] : 1);
     if (!is_float(d->down) || (d->up && !is_float(d->up))) return 0;
-    if (!d->up) return elements(d->down, 0) == all;
+    if (!d->up) return elements(d->down, 0) == esa_size_mul(side, cols);
     return e->rank > 1 && d->down->rank >= 2 && d->up->rank >= 2 && d->down->dim[0] > 0 &&
-           elements(d->down, 1) == cols && d->up->dim[0] == rows &&
+           elements(d->down, 1) == cols && d->up->dim[0] == side &&
            elements(d->up, 1) == d->down->dim[0];
 }
 
@@ -202,14 +207,13 @@ static double alpha_of(const matcher *m, const char *name)
 /* Checks the change of a wanted tensor and puts it behind those of the files before. */
 static void settle(matcher *m, esa_wanted *e, esa_delta *d)
 {
+    const esa_loras *l = &m->w->loras;
     const char *name = d->down ? d->down->name : d->up ? d->up->name : d->alpha->name;
-    const int32_t product = d->up || d->alpha;
-    if (!d->down || (product && !d->up)) {
-        misfit(m, 2, name, "");
-        return;
-    }
-    if (!fits(e, d) || (d->alpha && (!is_float(d->alpha) || elements(d->alpha, 0) != 1))) {
-        misfit(m, 1, name, "");
+    const int32_t product = d->up || d->alpha, half = !d->down || (product && !d->up);
+    if (half || !fits(e, d) || (d->alpha && (!is_float(d->alpha) || elements(d->alpha, 0) != 1))) {
+        /* told for the first of the tensors that lie in it */
+        if (esa_places_find(l->place, l->places, d->place->name) == d->place)
+            misfit(m, half ? 2 : 1, name, "");
         return;
     }
     double factor = m->scale;
@@ -255,7 +259,7 @@ static esa_status match_file(matcher *m, int64_t *changes)
                         "the LoRA %.200s uses rslora, which the engine "
                         "does not",
                         m->file->label);
-    for (int64_t i = 0; i < m->file->count; i++) ESA_TRY(take(m, &m->file->entry[i]));
+    for (int64_t i = 0; i < m->file->count; i++) take(m, &m->file->entry[i]);
     for (int64_t i = 0; i < w->count; i++)
         if (m->slot[i]) settle(m, &w->want[i], m->slot[i]);
     *changes = w->loras.deltas - before;
@@ -267,7 +271,7 @@ static esa_status match_file(matcher *m, int64_t *changes)
 static esa_status match_all(matcher *m, void (*report)(void *user, const char *line), void *user)
 {
     esa_loras *l = &m->w->loras;
-    ESA_TRY(make_targets(m));
+    ESA_TRY(make_places(m));
     for (int32_t i = 0; i < l->count; i++) {
         char line[400];
         int64_t changes = 0;
@@ -288,33 +292,36 @@ static esa_status match_all(matcher *m, void (*report)(void *user, const char *l
     return ESA_OK;
 }
 
+static void free_places(esa_weights *w)
+{
+    esa_loras *l = &w->loras;
+    const esa_allocator *mem = &w->ctx->mem;
+    esa_mem_free(mem, l->delta, l->count * l->wanted * (int64_t)sizeof *l->delta);
+    esa_mem_free(mem, l->place, l->room * (int64_t)sizeof *l->place);
+    esa_mem_free(mem, l->key, l->room * (int64_t)sizeof *l->key);
+    l->delta = NULL;
+    l->place = NULL;
+    l->key = NULL;
+    l->deltas = l->places = 0;
+    for (int64_t i = 0; i < w->count; i++) w->want[i].delta = NULL;
+}
+
 esa_status esa_lora_match(esa_weights *w, void (*report)(void *user, const char *line), void *user)
 {
     matcher m = { .w = w };
     if (!w->loras.count) return ESA_OK;
-    w->loras.deltas = 0;
-    for (int64_t i = 0; i < w->count; i++) w->want[i].delta = NULL;
+    free_places(w);
     const esa_status status = match_all(&m, report, user);
-    esa_mem_free(&w->ctx->mem, m.list, 2 * w->count * (int64_t)sizeof *m.list);
     esa_mem_free(&w->ctx->mem, m.slot, w->count * (int64_t)sizeof *m.slot);
     return status;
-}
-
-/* A file changes at most as many tensors as it has itself. */
-static int64_t delta_bytes(const esa_loras *l)
-{
-    int64_t n = 0;
-    for (int32_t i = 0; i < l->count; i++) n += l->file[i] ? l->file[i]->count : 0;
-    return n * (int64_t)sizeof(esa_delta);
 }
 
 void esa_lora_close(esa_weights *w)
 {
     esa_loras *l = &w->loras;
-    if (l->delta) esa_mem_free(&w->ctx->mem, l->delta, delta_bytes(l));
+    free_places(w);
     for (int32_t i = 0; i < l->count; i++) esa_st_close(l->file[i]);
     *l = (esa_loras){ 0 };
-    for (int64_t i = 0; i < w->count; i++) w->want[i].delta = NULL;
 }
 
 esa_status esa_weights_lora(esa_weights *w, const esa_lora *list, int32_t count)
@@ -332,8 +339,5 @@ esa_status esa_weights_lora(esa_weights *w, const esa_lora *list, int32_t count)
         ESA_TRY(esa_st_open(w->ctx, &l->file[i], list[i].file));
         l->count++;
     }
-    l->delta = esa_mem_zalloc(&w->ctx->mem, delta_bytes(l));
-    return l->delta || !delta_bytes(l)
-               ? ESA_OK
-               : esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of LoRAs");
+    return ESA_OK;
 }

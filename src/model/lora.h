@@ -5,23 +5,26 @@
  * Without an alpha the factor is scale alone. Files may also hold whole differences of a tensor
  * (.diff) or of a bias (.diff_b, .lora_B.bias).
  *
- * Names are <prefix><module><end>. The module has its name in diffusers or, for Wan, the name that
- * the model's authors gave it, with dots or (kohya) with underscores:
+ * Names are <prefix><module><end>. The module has its name in diffusers or in a layout that the
+ * model's files may have (weights.h), with dots or (kohya) with underscores:
  *
  *   diffusers, PEFT  transformer.blocks.0.attn1.to_q.lora_A.weight  (and lora_B)
  *   kohya            lora_unet_blocks_0_self_attn_q.lora_down.weight  (lora_up, alpha)
  *   ComfyUI          diffusion_model.blocks.0.self_attn.q.lora_A.weight  (or lora_down; alpha)
  *
- * Changes are added in f32 while a tensor is loaded (weights_merge.c), in the order of the files.
- */
+ * A change of a module that holds several tensors of diffusers is one of each: down is theirs
+ * together, and each takes its rows of up. Changes are added in f32 while a tensor is loaded
+ * (weights_merge.c), in the order of the files. */
 #ifndef ESA_MODEL_LORA_H
 #define ESA_MODEL_LORA_H
 
 #include "model/weights.h"
 
 /* A change of one wanted tensor. */
+struct esa_place;
 typedef struct esa_delta {
     const esa_tensors *file;
+    const struct esa_place *place; /* where its rows lie in up, or in the whole difference */
     const esa_st_entry *down, *up; /* up NULL: down is a whole difference */
     const esa_st_entry *alpha;     /* NULL: none */
     float factor;
@@ -33,8 +36,11 @@ typedef struct esa_loras {
     esa_tensors *file[ESA_LORA_MOST]; /* [count] */
     int32_t count;
     const esa_lora *list; /* the caller's */
-    esa_delta *delta;     /* [deltas] */
-    int64_t deltas;
+    /* set by esa_lora_match */
+    esa_delta *delta;        /* [deltas of count * wanted] */
+    struct esa_place *place; /* [places of room], modules by name */
+    char (*key)[200];        /* [places of room] their names */
+    int64_t deltas, wanted, places, room;
 } esa_loras;
 
 /* Opens LoRA files that change the part's weights. Call it before esa_weights_check, which compares

@@ -86,7 +86,7 @@ static void close_loader(loader *l)
     esa_nn_free(l->s->nn, l->scale, l->scale_bytes);
 }
 
-/* Rows first .. first+rows-1 of a tensor, to the view y. */
+/* Rows first .. first+rows-1 of a tensor, which lie in one run, to the view y. */
 static esa_status load_rows(loader *l, const esa_stored *t, const esa_view *y, int64_t first)
 {
     esa_store *s = l->s;
@@ -94,7 +94,6 @@ static esa_status load_rows(loader *l, const esa_stored *t, const esa_view *y, i
     const esa_engine_transfer *tr = s->nn->be->transfer;
     const int32_t i = l->turn, dtype = sent_dtype(t), lane = FIRST_LANE + i;
     const int64_t bytes = y->rows * row_bytes(t);
-    const char *src = (const char *)esa_st_data(s->w->shard[t->e->shard], t->e->entry);
     l->turn = (i + 1) % PIECES;
     ESA_TRY(tr->landed(ctx, lane)); /* the piece was read */
     if (t->e->delta)
@@ -102,7 +101,8 @@ static esa_status load_rows(loader *l, const esa_stored *t, const esa_view *y, i
     else if (esa_blocks_elements(esa_weights_file_dtype(t->e)))
         esa_weights_expand(s->w, t->e, l->pinned[i], dtype, first * t->cols, y->rows * t->cols);
     else
-        esa_weights_copy(s->w, t->e->shard, l->pinned[i], src + first * row_bytes(t), bytes);
+        esa_weights_copy(s->w, t->e->shard, l->pinned[i],
+                         esa_weights_data(s->w, t->e, first * t->cols), bytes);
     const int32_t as_is = dtype == t->dtype && dtype != ESA_DTYPE_F8;
     ESA_TRY(tr->fetch(ctx, lane, as_is ? y->data : l->piece[i], l->pinned[i], bytes));
     ESA_TRY(tr->arrive(ctx, lane));
@@ -138,8 +138,11 @@ static esa_status load_tensor(loader *l, const esa_stored *t, char *base)
     }
     if (sent_dtype(t) == ESA_DTYPE_F8) ESA_TRY(send_scales(l, t));
     const int64_t step = esa_max64(1, l->bytes / esa_max64(1, row_bytes(t)));
-    for (int64_t r = 0; r < t->rows && t->cols; r += step) {
-        const esa_view part = esa_view_rows(y, r, esa_min64(step, t->rows - r));
+    for (int64_t r = 0, rows; r < t->rows && t->cols; r += rows) {
+        int64_t left; /* in the run, which alone lies in one piece in the file */
+        esa_share_element(&t->e->share, t->e, r * t->cols, &left);
+        rows = esa_min64(step, left / t->cols);
+        const esa_view part = esa_view_rows(y, r, rows);
         ESA_TRY(load_rows(l, t, &part, r));
     }
     return ESA_OK;

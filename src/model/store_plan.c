@@ -125,9 +125,7 @@ esa_status esa_store_layout(esa_store *s, const esa_store_settings *settings)
             t->e = e;
             t->dtype = device_dtype(e, settings);
             t->rows = esa_weights_rows(e);
-            t->cols = 1;
-            for (int32_t d = e->rank > 1; d < e->rank; d++)
-                t->cols = esa_size_mul(t->cols, e->dim[d]);
+            t->cols = t->rows ? esa_wanted_count(e) / t->rows : 0;
         }
         s->group[g].count = n - s->group[g].first;
         esa_stored *first = s->tensor + s->group[g].first;

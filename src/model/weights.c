@@ -227,7 +227,7 @@ void esa_weights_free(esa_weights *w)
         esa_mem_free(&mem, w->want[i].copy, w->want[i].copy_bytes);
     for (int32_t i = 0; i < w->shard_count; i++) esa_st_close(w->shard[i]);
     esa_mem_free(&mem, w->want, w->cap * (int64_t)sizeof *w->want);
-    esa_mem_free(&mem, w->by_name, w->count * (int64_t)sizeof *w->by_name);
+    esa_mem_free(&mem, w->place, w->count * (int64_t)sizeof *w->place);
     esa_mem_free(&mem, w, (int64_t)sizeof *w);
 }
 
@@ -325,25 +325,6 @@ static void found(findings *f, int32_t kind, const char *name, const char *detai
     }
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(esa_wanted *const *)a)->file, (*(esa_wanted *const *)b)->file);
-}
-
-esa_wanted *esa_weights_find(const esa_weights *w, const char *name)
-{
-    for (int64_t lo = 0, hi = w->count; lo < hi;) {
-        const int64_t mid = lo + (hi - lo) / 2;
-        const int c = strcmp(name, w->by_name[mid]->file);
-        if (c == 0) return w->by_name[mid];
-        if (c < 0)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return NULL;
-}
-
 static int ignored(const esa_weights *w, const char *name)
 {
     for (int32_t i = 0; i < w->ignore_count; i++)
@@ -362,21 +343,30 @@ static int same_shape(int32_t rank, const int64_t *dim, int32_t other_rank, cons
     return same;
 }
 
-static void compare_entry(findings *f, const esa_weights *w, esa_wanted *e,
+/* A tensor of the files with the wanted ones that lie in it; p is the first of them. */
+static void compare_entry(findings *f, const esa_weights *w, esa_place *p,
                           const esa_st_entry *entry, int32_t shard)
 {
-    e->entry = entry;
-    e->present = 1;
-    e->shard = shard;
+    const esa_wanted *e = p->e;
+    int64_t dim[5];
     char detail[200];
-    if (!same_shape(entry->rank, entry->dim, e->rank, e->dim, w->shard[shard]->blocks)) {
+    memcpy(dim, e->dim, sizeof dim);
+    if (p->share.runs) dim[0] = p->share.side;
+    if (!same_shape(entry->rank, entry->dim, e->rank, dim, w->shard[shard]->blocks)) {
         snprintf(detail, sizeof detail, "%s instead of %s", shape_of(entry->rank, entry->dim).text,
-                 shape_of(e->rank, e->dim).text);
+                 shape_of(e->rank, dim).text);
         found(f, SHAPE, e->file, detail, w->part);
     } else if (entry->dtype != ESA_FILE_F32 && entry->dtype != ESA_FILE_F16 &&
                entry->dtype != ESA_FILE_BF16 && entry->dtype != ESA_FILE_F8_E4M3 &&
-               !esa_blocks_elements(entry->dtype)) {
+               (!esa_blocks_elements(entry->dtype) || (p->share.runs && e->rank < 2))) {
+        /* Pieces of a vector need not be whole blocks. */
         found(f, TYPE, e->file, esa_file_dtype_name(entry->dtype), w->part);
+    }
+    for (; p; p = esa_places_next(w->place, w->count, p)) {
+        p->e->entry = entry;
+        p->e->share = p->share;
+        p->e->present = 1;
+        p->e->shard = shard;
     }
 }
 
@@ -404,20 +394,21 @@ static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, i
         for (int64_t i = 0; i < w->shard[s]->count; i++) {
             const esa_st_entry *entry = &w->shard[s]->entry[i];
             if (esa_weights_foreign(w, entry->name)) continue;
-            esa_wanted *e = esa_weights_find(w, entry->name);
-            if (e && e->entry)
+            esa_place *p = esa_places_find(w->place, w->count, entry->name);
+            if (p && p->e->entry)
                 return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part,
-                                esa_quote(e->file).text, w->shard[e->shard]->label,
+                                esa_quote(p->name).text, w->shard[p->e->shard]->label,
                                 w->shard[s]->label);
-            if (e)
-                compare_entry(f, w, e, entry, s);
+            if (p)
+                compare_entry(f, w, p, entry, s);
             else if (!ignored(w, entry->name) && !esa_weights_take_scale(w, entry, s))
                 found(f, EXTRA, entry->name, "", w->part);
-            *tensors += e != NULL;
+            *tensors += p != NULL;
             *bytes += entry->end - entry->begin;
         }
     for (int64_t i = 0; i < w->count; i++) {
         const esa_wanted *e = &w->want[i];
+        if (esa_places_find(w->place, w->count, e->file)->e != e) continue; /* told once */
         const char *name, *fault = esa_weights_scale_fault(e, &name);
         if (fault) found(f, SHAPE, name, fault, w->part);
         if (!e->entry && !(e->flags & ESA_WANT_OPTIONAL)) found(f, MISSING, e->file, "", w->part);
@@ -432,18 +423,16 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
 {
     w->checked = 0;
     if (w->status) return w->status;
-    if (!w->by_name)
-        w->by_name = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->by_name);
-    if (!w->by_name)
+    if (!w->place) w->place = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->place);
+    if (!w->place)
         return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the tensor names of the %s",
                         w->part);
     for (int64_t i = 0; i < w->count; i++) {
-        w->by_name[i] = &w->want[i];
         w->want[i].entry = w->want[i].scale = w->want[i].input = NULL;
         w->want[i].present = w->random;
+        w->want[i].share = (esa_share){ 0 };
     }
     ESA_TRY(esa_weights_rename(w));
-    qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
     findings f = { .report = report, .user = user };
     int64_t tensors = 0, bytes = 0;
     if (report && w->named) esa_weights_about(w, report, user);
@@ -468,10 +457,7 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
 int64_t esa_weights_parameters(const esa_weights *w)
 {
     int64_t n = 0;
-    for (int64_t i = 0; i < w->count; i++) {
-        int64_t m = w->want[i].present;
-        for (int32_t d = 0; d < w->want[i].rank; d++) m = esa_size_mul(m, w->want[i].dim[d]);
-        n += m;
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        n += w->want[i].present ? esa_wanted_count(&w->want[i]) : 0;
     return n;
 }

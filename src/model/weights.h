@@ -61,7 +61,16 @@ esa_status esa_weights_open_random(esa_ctx *ctx, esa_weights **w, const char *pa
 void esa_weights_free(esa_weights *w);
 
 /* Names in another layout. In a rule, # stands for digits, and a rule holds for names that begin
- * with `ours`, up to their end or a dot. Names without a rule are the same in both layouts. */
+ * with `ours`, up to their end or a dot. Names without a rule are the same in both layouts.
+ *
+ * Rows may lie otherwise too: theirs can hold several tensors of ours one behind the other, or
+ * their rows in another order. Digits behind @ say how. Ours is then cut into as many equal runs of
+ * rows as there are digits, and a digit is the number of a run in theirs:
+ *
+ *     { "to_q", "qkv@0" }, { "to_k", "qkv@1" }, { "to_v", "qkv@2" }    three in one
+ *     { "scale_shift", "shift_scale@10" }                              two halves change places
+ *     { "a", "ab@02" }, { "b", "ab@13" }                               halves of both alternate
+ */
 typedef struct esa_naming_rule {
     const char *ours, *theirs;
 } esa_naming_rule;
@@ -70,11 +79,12 @@ typedef struct esa_naming {
     const char *marker; /* a tensor that only files in this layout have */
     const esa_naming_rule *rule;
     int32_t rules;
+    const struct esa_naming *next; /* another layout that files may have; NULL: none */
 } esa_naming;
-/* Lets the files be in this layout too. They are if they have the marker, with or without one of
- * the prefixes of ComfyUI in front (model.diffusion_model. or diffusion_model.); with a prefix,
- * tensors without it do not belong to the part. Messages then use the names of the files. naming
- * must outlive the object. */
+/* Lets the files be in this layout too, or in those behind it. They are if they have the marker,
+ * with or without one of the prefixes of ComfyUI in front (model.diffusion_model. or
+ * diffusion_model.); with a prefix, tensors without it do not belong to the part. Messages then use
+ * the names of the files. naming must outlive the object. */
 void esa_weights_naming(esa_weights *w, const esa_naming *naming);
 
 /* The group of the tensors that are wanted from now on, for a store; 0 at first. */

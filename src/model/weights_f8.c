@@ -6,21 +6,24 @@
  * tensor there may also be a scale of activations (X.input_scale, X.scale_input), which we do not
  * use, because ours are computed for every token. Beside a tensor of another type both are refused:
  * the file does not mean what we would read. A tensor scaled_fp8 only says what the file is, and so
- * does X.comfy_quant, a few bytes of JSON; formats in it other than float8_e4m3fn are refused. */
+ * does X.comfy_quant, a few bytes of JSON; formats in it other than float8_e4m3fn are refused.
+ *
+ * If X.weight holds several wanted tensors (weights_place.c), each takes the scales of its rows. */
 #include <stdio.h>
 #include <string.h>
 
 #include "model/weights_internal.h"
 
-/* The tensor whose name is that of entry with `end` replaced by ".weight"; NULL: none. */
-static esa_wanted *owner(const esa_weights *w, const char *name, const char *end)
+/* The first place of the tensor whose name is that of entry with `end` replaced by ".weight"; NULL:
+ * none. */
+static esa_place *owner(const esa_weights *w, const char *name, const char *end)
 {
     char full[208];
     const size_t length = strlen(name), tail = strlen(end);
     if (length <= tail || length - tail > 180 || strcmp(name + length - tail, end) != 0)
         return NULL;
     snprintf(full, sizeof full, "%.*s.weight", (int)(length - tail), name);
-    return esa_weights_find(w, full);
+    return esa_places_find(w->place, w->count, full);
 }
 
 /* 1 if the bytes of the tensor hold the text. */
@@ -38,18 +41,20 @@ int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_
 {
     if (strcmp(entry->name + strlen(w->prefix), "scaled_fp8") == 0) return 1;
     if (owner(w, entry->name, ".comfy_quant")) return holds(w, entry, shard, "\"float8_e4m3fn\"");
-    esa_wanted *e = owner(w, entry->name, ".input_scale");
-    if (!e) e = owner(w, entry->name, ".scale_input");
-    if (e) {
-        if (e->input) return 0; /* under both names */
-        e->input = entry;
+    esa_place *p = owner(w, entry->name, ".input_scale");
+    if (!p) p = owner(w, entry->name, ".scale_input");
+    if (p) {
+        if (p->e->input) return 0; /* under both names */
+        for (; p; p = esa_places_next(w->place, w->count, p)) p->e->input = entry;
         return 1;
     }
-    e = owner(w, entry->name, ".weight_scale");
-    if (!e) e = owner(w, entry->name, ".scale_weight");
-    if (!e || e->scale) return 0;
-    e->scale = entry;
-    e->scale_shard = shard;
+    p = owner(w, entry->name, ".weight_scale");
+    if (!p) p = owner(w, entry->name, ".scale_weight");
+    if (!p || p->e->scale) return 0;
+    for (; p; p = esa_places_next(w->place, w->count, p)) {
+        p->e->scale = entry;
+        p->e->scale_shard = shard;
+    }
     return 1;
 }
 
@@ -71,8 +76,8 @@ const char *esa_weights_scale_fault(const esa_wanted *e, const char **name)
     const int32_t type = e->scale->dtype;
     if (type != ESA_FILE_F32 && type != ESA_FILE_F16 && type != ESA_FILE_BF16)
         return "the type is not F32, F16 or BF16";
-    const int64_t n = scale_count(e->scale);
-    return n == 1 || n == esa_weights_rows(e) ? NULL : "expected one number, or one for each row";
+    const int64_t n = scale_count(e->scale), rows = e->share.runs ? e->share.side : e->dim[0];
+    return n == 1 || (e->rank > 1 && n == rows) ? NULL : "expected one number, or one for each row";
 }
 
 esa_status esa_weights_scales(esa_weights *w, const esa_wanted *e, float **scale)
@@ -85,7 +90,10 @@ esa_status esa_weights_scales(esa_weights *w, const esa_wanted *e, float **scale
                         e->name, w->part);
     const int64_t n = e->scale ? scale_count(e->scale) : 0;
     const void *data = e->scale ? esa_st_data(w->shard[e->scale_shard], e->scale) : NULL;
-    for (int64_t i = 0; i < rows; i++)
-        out[i] = n == 0 ? 1.0f : esa_load_f32(data, n == 1 ? 0 : i, e->scale->dtype);
+    const int64_t cols = esa_wanted_count(e) / rows;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t row = n > 1 ? esa_share_element(&e->share, e, i * cols, NULL) / cols : 0;
+        out[i] = n ? esa_load_f32(data, row, e->scale->dtype) : 1.0f;
+    }
     return ESA_OK;
 }

@@ -9,6 +9,14 @@
 
 #define ESA_WEIGHTS_MAX_SHARDS  256
 #define ESA_WEIGHTS_MAX_IGNORED 8
+#define ESA_RUNS                2 /* most runs of a tensor that lies otherwise in a file */
+
+/* Where the elements of a wanted tensor lie in a tensor of a file. */
+typedef struct esa_share {
+    int32_t runs;         /* equal pieces of the wanted tensor; 0: it is the file's, as it is */
+    int64_t at[ESA_RUNS]; /* element of the file's tensor that a run begins with */
+    int64_t side;         /* side 0 of the file's tensor */
+} esa_share;
 
 typedef struct esa_wanted {
     char name[160];   /* in the layout of diffusers */
@@ -18,6 +26,7 @@ typedef struct esa_wanted {
     int64_t dim[5];
     /* set by the check; belongs to the shard, which loading may close */
     const esa_st_entry *entry;
+    esa_share share; /* where it lies in entry */
     int32_t shard, present;
     const esa_st_entry *scale; /* E4M3: its scale in the file; NULL: 1 */
     int32_t scale_shard;
@@ -27,6 +36,14 @@ typedef struct esa_wanted {
     void *copy;                /* owned; NULL: none */
     int64_t copy_bytes;
 } esa_wanted;
+
+/* A name in a file, and a wanted tensor that lies there, alone or with others. */
+typedef struct esa_place {
+    const char *name;
+    esa_wanted *e;
+    const char *runs; /* digits of the rule; "": the tensor is the file's, as it is */
+    esa_share share;  /* set by esa_places_sort */
+} esa_place;
 
 struct esa_weights {
     esa_ctx *ctx;
@@ -43,24 +60,33 @@ struct esa_weights {
     int32_t named;            /* 1: one file that the caller named */
     const esa_naming *naming; /* NULL: names are those of diffusers */
     const char *prefix;       /* of names in the files; set by the check */
-    int32_t theirs;           /* 1: names are those of layout; set by the check */
+    const esa_naming *theirs; /* layout of the files; NULL: diffusers; set by the check */
     esa_loras loras;
     int32_t ignore_count;
     char ignore[ESA_WEIGHTS_MAX_IGNORED][64];
     esa_wanted *want; /* [count of cap] */
     int64_t count, cap;
-    esa_wanted **by_name; /* [count], sorted; set by the check */
+    esa_place *place; /* [count], sorted by the names in the files; set by the check */
 };
 
-/* weights.c: NULL if no tensor of this name is wanted; after by_name is set. */
-esa_wanted *esa_weights_find(const esa_weights *w, const char *name);
+/* weights_place.c. Sorts by names and finds out where the tensors lie under them. */
+void esa_places_sort(esa_place *list, int64_t count);
+/* The first place of this name, and the next one of the same name; NULL: none. */
+esa_place *esa_places_find(esa_place *list, int64_t count, const char *name);
+esa_place *esa_places_next(esa_place *list, int64_t count, const esa_place *p);
+/* The element of the file's tensor where element i of a wanted one lies. *left, if not NULL,
+ * becomes the number of elements that follow one another there, this one included. */
+int64_t esa_share_element(const esa_share *share, const esa_wanted *e, int64_t i, int64_t *left);
+int64_t esa_wanted_count(const esa_wanted *e); /* elements */
 
 /* weights_names.c: finds out which layout the files have. */
 void esa_weights_layout(esa_weights *w);
 /* After that: the tensor with this name of diffusers; NULL: the files have none. */
 const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name);
-/* Writes the name of a tensor of diffusers in another layout. 0 if it is too long. */
-int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name);
+/* Writes the name of a tensor of diffusers in another layout; *runs = the digits of its rule, or
+ * "". 0 if it is too long. */
+int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name,
+                         const char **runs);
 /* Finds the layout and sets the names of the wanted tensors in the files. */
 esa_status esa_weights_rename(esa_weights *w);
 /* 1 if a name of the files belongs to another part, because it lacks the prefix. */
@@ -71,8 +97,12 @@ void esa_weights_about(const esa_weights *w, void (*report)(void *user, const ch
 
 /* weights_load.c. The type of a wanted tensor in the file, as ESA_DTYPE_* or ESA_BLOCKS_*. */
 int32_t esa_weights_file_dtype(const esa_wanted *e);
-/* Rows that an E4M3 tensor may have scales for: dim[0], or 1 for a vector. */
+/* Rows: dim[0]; of a vector 1, or its runs. No row lies in two runs. */
 int64_t esa_weights_rows(const esa_wanted *e);
+/* Bytes of elements in a file; those with blocks are whole blocks. */
+int64_t esa_weights_size(int32_t dtype, int64_t elements);
+/* Where element i of a tensor lies in its mapped file. */
+const uint8_t *esa_weights_data(const esa_weights *w, const esa_wanted *e, int64_t i);
 /* Loads one tensor into host memory, held in dtype, and fills its view. */
 esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype);
 /* The type that hold means for a tensor. */
@@ -80,10 +110,11 @@ int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold
 /* Copies bytes of a shard with all threads, and gives the pages of the file back. */
 void esa_weights_copy(esa_weights *w, int32_t shard, void *dst, const void *src, int64_t bytes);
 /* Writes elements first .. first+count-1 of a tensor with blocks to dst, in f32 or bf16, with all
- * threads, and gives the pages of the file back. They begin and end with a block. */
+ * threads, and gives the pages of the file back. They begin and end with a block and lie in one
+ * run. */
 void esa_weights_expand(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
                         int64_t first, int64_t count);
-/* Gives the pages of elements first .. end-1 of a mapped file back. */
+/* Gives the pages of elements first .. end-1, of one run, of a mapped file back. */
 void esa_weights_give_back(const esa_weights *w, const esa_wanted *e, int64_t first, int64_t end);
 /* Bytes of the tensor in the file; 0 if it is not loaded. Random tensors count as BF16. */
 int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e);

@@ -28,7 +28,23 @@ int32_t esa_weights_file_dtype(const esa_wanted *e)
     return e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_*, and blocks are the same */
 }
 
-int64_t esa_weights_rows(const esa_wanted *e) { return e->rank > 1 ? e->dim[0] : 1; }
+int64_t esa_weights_rows(const esa_wanted *e)
+{
+    return e->rank > 1 ? e->dim[0] : esa_max64(1, e->share.runs);
+}
+
+int64_t esa_weights_size(int32_t dtype, int64_t elements)
+{
+    const int64_t block = esa_blocks_elements(dtype);
+    return block ? elements / block * esa_blocks_bytes(dtype) : elements * esa_view_element(dtype);
+}
+
+const uint8_t *esa_weights_data(const esa_weights *w, const esa_wanted *e, int64_t i)
+{
+    const int64_t at = esa_share_element(&e->share, e, i, NULL);
+    return esa_st_data(w->shard[e->shard], e->entry) +
+           esa_weights_size(esa_weights_file_dtype(e), at);
+}
 
 int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold)
 {
@@ -54,30 +70,23 @@ typedef struct convert_job {
     uintptr_t page;
 } convert_job;
 
-/* Bytes of elements of a file; those with blocks are whole blocks. */
-static int64_t file_bytes(int32_t dtype, int64_t elements)
-{
-    const int64_t block = esa_blocks_elements(dtype);
-    return block ? elements / block * esa_blocks_bytes(dtype) : elements * esa_view_element(dtype);
-}
-
 /* Gives back the whole pages of elements first .. end-1. Pages that are still needed are read
  * again; a failure only costs memory. */
 static void give_back(const convert_job *j, int64_t first, int64_t end)
 {
     const uintptr_t at = (uintptr_t)j->from.data;
-    const uintptr_t a = (at + (uintptr_t)file_bytes(j->from.dtype, first) + j->page - 1) / j->page *
-                        j->page;
-    const uintptr_t b = (at + (uintptr_t)file_bytes(j->from.dtype, end)) / j->page * j->page;
+    const uintptr_t a = (at + (uintptr_t)esa_weights_size(j->from.dtype, first) + j->page - 1) /
+                        j->page * j->page;
+    const uintptr_t b = (at + (uintptr_t)esa_weights_size(j->from.dtype, end)) / j->page * j->page;
     if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
 void esa_weights_give_back(const esa_weights *w, const esa_wanted *e, int64_t first, int64_t end)
 {
-    const convert_job job = { .from = { .data = esa_st_data(w->shard[e->shard], e->entry),
+    const convert_job job = { .from = { .data = esa_weights_data(w, e, first),
                                         .dtype = esa_weights_file_dtype(e) },
                               .page = (uintptr_t)sysconf(_SC_PAGESIZE) };
-    if (w->shard[e->shard]->mapped) give_back(&job, first, end);
+    if (w->shard[e->shard]->mapped) give_back(&job, 0, end - first);
 }
 
 /* Elements first .. first+n-1 in f32. */
@@ -109,11 +118,38 @@ static void convert_piece(void *arg, int64_t item, int32_t worker)
     if (j->mapped) give_back(j, esa_max64(0, first - BEHIND), first + n);
 }
 
+/* Converts the elements from `first` to the end of their run; returns their number. */
+static int64_t convert_run(esa_weights *w, esa_wanted *e, const esa_weight *view, int32_t dtype,
+                           int64_t first)
+{
+    int64_t count;
+    esa_share_element(&e->share, e, first, &count);
+    if (e->entry && dtype == view->dtype) { /* runs that are put in order */
+        esa_weights_copy(w, e->shard, (char *)e->copy + esa_weights_size(dtype, first),
+                         esa_weights_data(w, e, first), esa_weights_size(dtype, count));
+        return count;
+    }
+    const int64_t row = e->rank > 1 ? first / (esa_weight_count(view) / e->dim[0]) : 0;
+    convert_job job = { .from = *view,
+                        .to = (char *)e->copy + esa_weights_size(dtype, first),
+                        .dtype = dtype,
+                        .count = count,
+                        .mapped = e->entry && w->shard[e->shard]->mapped,
+                        .page = (uintptr_t)sysconf(_SC_PAGESIZE),
+                        .seed = esa_weights_seed(e) };
+    if (e->entry) job.from.data = esa_weights_data(w, e, first);
+    if (view->scale) job.from.scale = view->scale + row;
+    esa_weights_bell(e, &job.mean, &job.deviation);
+    esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
+    if (job.mapped) give_back(&job, 0, count);
+    return count;
+}
+
 /* Converts into memory of our own. view is that of the file; its data is NULL for random numbers.
  */
 static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32_t dtype)
 {
-    const int64_t count = esa_weight_count(view), bytes = file_bytes(dtype, count),
+    const int64_t count = esa_weight_count(view), bytes = esa_weights_size(dtype, count),
                   rows = esa_weights_rows(e) * (int64_t)sizeof(float);
     float *scale = NULL;
     e->copy = esa_mem_alloc(&w->ctx->mem, bytes);
@@ -123,23 +159,13 @@ static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32
     e->copy_bytes = bytes;
     if (e->delta) {
         ESA_TRY(esa_weights_merge(w, e, e->copy, dtype, 0, esa_weights_rows(e)));
-        view->data = e->copy;
-        view->dtype = dtype;
-        return ESA_OK;
+    } else {
+        if (view->dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
+        view->scale = scale;
+        for (int64_t i = 0; i < count;) i += convert_run(w, e, view, dtype, i);
+        if (scale) esa_mem_free(&w->ctx->mem, scale, rows);
+        view->scale = NULL;
     }
-    if (view->dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
-    convert_job job = { .from = *view,
-                        .to = e->copy,
-                        .dtype = dtype,
-                        .count = count,
-                        .mapped = e->entry && w->shard[e->shard]->mapped,
-                        .page = (uintptr_t)sysconf(_SC_PAGESIZE),
-                        .seed = esa_weights_seed(e) };
-    job.from.scale = scale;
-    esa_weights_bell(e, &job.mean, &job.deviation);
-    esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
-    if (job.mapped) give_back(&job, 0, count);
-    if (scale) esa_mem_free(&w->ctx->mem, scale, rows);
     view->data = e->copy;
     view->dtype = dtype;
     return ESA_OK;
@@ -150,7 +176,7 @@ void esa_weights_expand(esa_weights *w, const esa_wanted *e, void *dst, int32_t 
 {
     const esa_tensors *shard = w->shard[e->shard];
     const int32_t type = esa_weights_file_dtype(e);
-    convert_job job = { .from = { .data = esa_st_data(shard, e->entry) + file_bytes(type, first),
+    convert_job job = { .from = { .data = esa_weights_data(w, e, first),
                                   .dtype = type,
                                   .rank = 1,
                                   .dim = { count } },
@@ -166,9 +192,10 @@ esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
 {
     esa_weight view = { .dtype = esa_weights_file_dtype(e), .rank = e->rank };
     memcpy(view.dim, e->dim, sizeof view.dim);
-    if (e->entry) view.data = esa_st_data(w->shard[e->shard], e->entry);
+    if (e->entry) view.data = esa_weights_data(w, e, 0);
     const int32_t aligned = ((uintptr_t)view.data & 3) == 0;
-    e->mapped = e->entry && !e->delta && dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned);
+    e->mapped = e->entry && !e->delta && e->share.runs < 2 && dtype == view.dtype &&
+                (dtype != ESA_DTYPE_F32 || aligned);
     if (!e->mapped) ESA_TRY(convert(w, e, &view, dtype));
     *e->view = view;
     return ESA_OK;
@@ -223,10 +250,8 @@ void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done,
 int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e)
 {
     if (!e->present || !e->view) return 0;
-    if (!w->random) return e->entry->end - e->entry->begin;
-    int64_t count = 1;
-    for (int32_t i = 0; i < e->rank; i++) count = esa_size_mul(count, e->dim[i]);
-    return esa_size_mul(count, 2);
+    return w->random ? esa_size_mul(esa_wanted_count(e), 2)
+                     : esa_weights_size(esa_weights_file_dtype(e), esa_wanted_count(e));
 }
 
 void esa_weights_close_files(esa_weights *w)

@@ -23,7 +23,7 @@ typedef struct factors {
 } factors;
 
 typedef struct merge_job {
-    esa_weight from;
+    esa_weight from;                 /* the rows, which lie in one run of the file */
     int64_t first, rows, cols, step; /* rows of the tensor; rows of a piece */
     const factors *f;
     int64_t changes;
@@ -77,7 +77,7 @@ static void merge_piece(void *arg, int64_t item, int32_t worker)
     const merge_job *j = arg;
     const int64_t row = item * j->step, rows = esa_min64(j->step, j->rows - row);
     float *x = j->room + worker * j->step * j->cols;
-    esa_weight_to_f32(x, &j->from, (j->first + row) * j->cols, rows * j->cols);
+    esa_weight_to_f32(x, &j->from, row * j->cols, rows * j->cols);
     for (int64_t k = 0; k < j->changes; k++) {
         const factors *f = &j->f[k];
         if (f->up) {
@@ -97,6 +97,19 @@ static esa_status lacks_memory(esa_weights *w, const esa_wanted *e)
                     e->name, w->part);
 }
 
+/* The numbers of a tensor of a change that belong to elements first .. first+count-1 of its tensor:
+ * `to` of them stand for `from` elements. */
+static void read_share(float *dst, const esa_wanted *e, const esa_delta *d,
+                       const esa_st_entry *entry, int64_t first, int64_t count, int64_t from,
+                       int64_t to)
+{
+    for (int64_t i = 0, left; i < count; i += left) {
+        const int64_t at = esa_share_element(&d->place->share, e, first + i, &left);
+        left = esa_min64(left, count - i);
+        read_f32(dst + i / from * to, d->file, entry, at / from * to, left / from * to);
+    }
+}
+
 static esa_status read_factors(esa_weights *w, const esa_wanted *e, factors *f, const esa_delta *d,
                                const merge_job *j)
 {
@@ -107,9 +120,13 @@ static esa_status read_factors(esa_weights *w, const esa_wanted *e, factors *f, 
     f->down = esa_mem_alloc(&w->ctx->mem, f->down_bytes);
     f->up = d->up ? esa_mem_alloc(&w->ctx->mem, f->up_bytes) : NULL;
     if (!f->down || (d->up && !f->up)) return lacks_memory(w, e);
-    read_f32(f->down, d->file, d->down, d->up ? 0 : j->first * j->cols,
-             (d->up ? f->rank : j->rows) * j->cols);
-    if (d->up) read_f32(f->up, d->file, d->up, j->first * f->rank, j->rows * f->rank);
+    const int64_t first = j->first * j->cols, count = j->rows * j->cols;
+    if (!d->up) {
+        read_share(f->down, e, d, d->down, first, count, 1, 1);
+        return ESA_OK;
+    }
+    read_f32(f->down, d->file, d->down, 0, f->rank * j->cols);
+    read_share(f->up, e, d, d->up, first, count, j->cols, f->rank);
     return ESA_OK;
 }
 
@@ -137,19 +154,26 @@ static esa_status run(esa_weights *w, const esa_wanted *e, merge_job *j)
 esa_status esa_weights_merge(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
                              int64_t first, int64_t rows)
 {
-    merge_job j = { .first = first, .rows = rows, .to = dst, .dtype = dtype };
+    const int64_t all = esa_weights_rows(e), cols = esa_wanted_count(e) / all;
     float *scale = NULL;
-    j.from = (esa_weight){ .data = esa_st_data(w->shard[e->shard], e->entry),
-                           .dtype = esa_weights_file_dtype(e),
-                           .rank = e->rank };
-    memcpy(j.from.dim, e->dim, sizeof j.from.dim);
-    const int64_t all = esa_weights_rows(e);
-    j.cols = esa_weight_count(&j.from) / all;
-    j.step = esa_max64(1, PIECE / j.cols);
-    if (j.from.dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
-    j.from.scale = scale;
-    const esa_status status = run(w, e, &j);
-    esa_weights_give_back(w, e, first * j.cols, (first + rows) * j.cols);
+    esa_status status = ESA_OK;
+    if (esa_weights_file_dtype(e) == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
+    for (int64_t row = first, end = first + rows; row < end && !status;) {
+        int64_t left;
+        esa_share_element(&e->share, e, row * cols, &left);
+        merge_job j = { .first = row, .rows = esa_min64(end - row, left / cols), .cols = cols };
+        j.from = (esa_weight){ .data = esa_weights_data(w, e, row * cols),
+                               .dtype = esa_weights_file_dtype(e),
+                               .rank = 2,
+                               .dim = { j.rows, cols },
+                               .scale = scale ? scale + row : NULL };
+        j.step = esa_max64(1, PIECE / cols);
+        j.to = (char *)dst + esa_weights_size(dtype, (row - first) * cols);
+        j.dtype = dtype;
+        status = run(w, e, &j);
+        esa_weights_give_back(w, e, row * cols, (row + j.rows) * cols);
+        row += j.rows;
+    }
     if (scale) esa_mem_free(&w->ctx->mem, scale, all * (int64_t)sizeof(float));
     return status;
 }

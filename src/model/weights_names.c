@@ -30,25 +30,28 @@ static size_t matched(const char *pattern, const char *name, const char **digits
 
 /* Writes the name in the other naming behind the prefix. 0 if it is too long. */
 static int32_t rename_one(char *out, size_t size, const char *prefix, const esa_naming *naming,
-                          const char *name)
+                          const char *name, const char **runs)
 {
+    *runs = "";
     for (int32_t i = 0; naming && i < naming->rules; i++) {
         const char *digits, *theirs = naming->rule[i].theirs;
         int count;
         const size_t used = matched(naming->rule[i].ours, name, &digits, &count);
         if (!used) continue;
-        const int before = (int)strcspn(theirs, "#");
-        const char *after = theirs + before + (theirs[before] == '#');
-        if (!theirs[before]) count = 0;
-        return snprintf(out, size, "%s%.*s%.*s%s%s", prefix, before, theirs, count, digits, after,
-                        name + used) < (int)size;
+        const int before = (int)strcspn(theirs, "#@"), numbered = theirs[before] == '#';
+        const char *after = theirs + before + numbered;
+        const int rest = (int)strcspn(after, "@");
+        *runs = after + rest + (after[rest] == '@');
+        return snprintf(out, size, "%s%.*s%.*s%.*s%s", prefix, before, theirs, numbered ? count : 0,
+                        digits, rest, after, name + used) < (int)size;
     }
     return snprintf(out, size, "%s%s", prefix, name) < (int)size;
 }
 
-int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name)
+int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name,
+                         const char **runs)
 {
-    return rename_one(out, size, "", naming, name);
+    return rename_one(out, size, "", naming, name, runs);
 }
 
 static const esa_st_entry *entry_of(const esa_weights *w, const char *prefix, const char *name)
@@ -66,18 +69,20 @@ void esa_weights_layout(esa_weights *w)
 {
     static const char *const prefixes[] = { "", "model.diffusion_model.", "diffusion_model." };
     w->prefix = "";
-    w->theirs = 0;
-    for (size_t i = 0; w->naming && !w->theirs && i < sizeof prefixes / sizeof *prefixes; i++)
-        if (entry_of(w, prefixes[i], w->naming->marker)) {
-            w->prefix = prefixes[i];
-            w->theirs = 1;
-        }
+    w->theirs = NULL;
+    for (const esa_naming *n = w->naming; n && !w->theirs; n = n->next)
+        for (size_t i = 0; !w->theirs && i < sizeof prefixes / sizeof *prefixes; i++)
+            if (entry_of(w, prefixes[i], n->marker)) {
+                w->prefix = prefixes[i];
+                w->theirs = n;
+            }
 }
 
 const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name)
 {
     char file[192];
-    if (!rename_one(file, sizeof file, w->prefix, w->theirs ? w->naming : NULL, name)) return NULL;
+    const char *runs;
+    if (!rename_one(file, sizeof file, w->prefix, w->theirs, name, &runs)) return NULL;
     return entry_of(w, "", file);
 }
 
@@ -86,10 +91,13 @@ esa_status esa_weights_rename(esa_weights *w)
     esa_weights_layout(w);
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
-        if (!rename_one(e->file, sizeof e->file, w->prefix, w->theirs ? w->naming : NULL, e->name))
+        esa_place *p = &w->place[i];
+        *p = (esa_place){ .name = e->file, .e = e };
+        if (!rename_one(e->file, sizeof e->file, w->prefix, w->theirs, e->name, &p->runs))
             return esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: the name of tensor %s is too large",
                             w->part, e->name);
     }
+    esa_places_sort(w->place, w->count);
     return ESA_OK;
 }
 
@@ -114,7 +122,7 @@ void esa_weights_about(const esa_weights *w, void (*report)(void *user, const ch
     snprintf(line, sizeof line, "%s: %s is %s%s%s%s: %s; names of %s%s%s", w->part, f->label,
              f->blocks ? "GGUF" : "safetensors", architecture ? " (architecture " : "",
              architecture ? esa_quote(architecture).text : "", architecture ? ")" : "",
-             at ? kinds : "no tensors", w->theirs ? w->naming->name : "diffusers",
+             at ? kinds : "no tensors", w->theirs ? w->theirs->name : "diffusers",
              *w->prefix ? " behind " : "", w->prefix);
     report(user, line);
 }

@@ -14,6 +14,8 @@
 #define ESA_HUNYUAN_EPS  1e-6f
 #define ESA_HUNYUAN_WIDE 4 /* the refiner's hidden layer is this much wider than d */
 
+extern const esa_naming esa_hunyuan_original; /* hunyuan_names.c */
+
 /* Two layers with SiLU between them. */
 typedef struct hunyuan_mlp {
     esa_linear one, two;

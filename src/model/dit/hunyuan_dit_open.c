@@ -143,6 +143,7 @@ static esa_status check_file(const esa_part_env *env, esa_hunyuan_dit *dit)
                 ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                         "diffusion_pytorch_model", "transformer"));
+    esa_weights_naming(dit->weights, &esa_hunyuan_original);
     ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);
     return esa_weights_check(dit->weights, env->report, env->report_user);

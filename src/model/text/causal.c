@@ -40,9 +40,9 @@ static const esa_naming_rule llama_rules[] = { { "embed_tokens", "model.embed_to
                                               { "text_model.final_layer_norm",
                                                 "final_layer_norm" } };
 static const esa_naming llama_naming = { "LlamaForCausalLM", "model.embed_tokens.weight",
-                                         llama_rules, 3 },
+                                         llama_rules, 3, NULL },
                         clip_naming = { "transformers 5", "embeddings.token_embedding.weight",
-                                        clip_rules, 3 };
+                                        clip_rules, 3, NULL };
 
 typedef struct causal_names {
     const char *words, *places, *norm, *layer;

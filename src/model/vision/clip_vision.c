@@ -70,7 +70,7 @@ static const esa_naming_rule rules[] = { { "vision_model.embeddings", "embedding
                                          { "vision_model.encoder", "encoder" },
                                          { "vision_model.pre_layrnorm", "pre_layrnorm" },
                                          { "vision_model.post_layernorm", "post_layernorm" } };
-static const esa_naming naming = { "transformers 5", "embeddings.class_embedding", rules, 4 };
+static const esa_naming naming = { "transformers 5", "embeddings.class_embedding", rules, 4, NULL };
 
 static void want_norm(esa_clip_vision *e, vision_norm *n, int32_t flags, const char *name)
 {
