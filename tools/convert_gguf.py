@@ -127,7 +127,7 @@ QUANTISE = {"Q8_0": q8_0, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k, "BF16": bf16
 def type_for(name, x, kind, rest):
     if x.ndim < 2 or "modulation" in name:
         return "F32"
-    if not name.startswith("blocks.") or x.shape[-1] % BLOCK.get(kind, 1):
+    if not ("blocks." in name or "layers." in name) or x.shape[-1] % BLOCK.get(kind, 1):
         return rest
     return kind
 
@@ -137,7 +137,7 @@ def text(value):
     return struct.pack("<Q", len(raw)) + raw
 
 
-def write(path, tensors, kind, rest):
+def write(path, tensors, kind, rest, architecture="wan"):
     """tensors: name -> array. Leading dimensions of 1 are dropped, as ggml's tools do."""
     infos, data = b"", []
     at = 0
@@ -153,7 +153,7 @@ def write(path, tensors, kind, rest):
         data.append(raw)
         at += len(raw)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 2)
-    head += text("general.architecture") + struct.pack("<I", 8) + text("wan")
+    head += text("general.architecture") + struct.pack("<I", 8) + text(architecture)
     head += text("general.quantization_version") + struct.pack("<II", 4, 2) + infos
     with open(path, "wb") as out:
         out.write(head + bytes(-len(head) % ALIGNMENT))

@@ -90,8 +90,8 @@ typedef struct span {
 /* The beginning of a string as text for messages. */
 static esa_quoted quote(span s)
 {
-    char text[72];
-    const size_t n = s.bytes < 70 ? (size_t)s.bytes : 70;
+    char text[ESA_QUOTE_MOST + 8];
+    const size_t n = s.bytes < ESA_QUOTE_MOST + 4 ? (size_t)s.bytes : ESA_QUOTE_MOST + 4;
     memcpy(text, s.text, n);
     text[n] = 0;
     return esa_quote(text);

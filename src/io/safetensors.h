@@ -53,10 +53,11 @@ int32_t esa_file_dtype_from_name(const char *name);
 /* Bytes of a tensor, or -1 for overflow or a negative dimension. */
 ESA_ENGINE int64_t esa_file_bytes(int32_t dtype, int32_t rank, const int64_t *dim);
 
-/* A name made safe for a message: control bytes replaced, at most 60 bytes, cut at
- * a whole character. */
+/* A name made safe for a message: control bytes replaced, at most ESA_QUOTE_MOST bytes, cut at a
+ * whole character. Names of published tensors fit, with the prefixes that tools give them. */
+#define ESA_QUOTE_MOST 96
 typedef struct esa_quoted {
-    char text[80];
+    char text[ESA_QUOTE_MOST + 8];
 } esa_quoted;
 ESA_ENGINE esa_quoted esa_quote(const char *name);
 

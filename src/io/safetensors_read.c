@@ -61,7 +61,7 @@ esa_quoted esa_quote(const char *name)
         int len = esa_utf8_length(name, end);
         const int plain = len > 1 || (len == 1 && (unsigned char)*name >= 0x20 && *name != 0x7f);
         if (len == 0) len = 1;
-        if (used + (size_t)len > 60) {
+        if (used + (size_t)len > ESA_QUOTE_MOST) {
             memcpy(q.text + used, "...", 3);
             used += 3;
             break;

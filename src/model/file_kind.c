@@ -6,6 +6,7 @@
 
 #include "ctx/engine_door.h"
 #include "model/dit/cog_dit.h"
+#include "model/dit/hunyuan_dit.h"
 #include "model/dit/wan_dit.h"
 #include "model/weights_internal.h"
 
@@ -16,9 +17,6 @@ static const struct {
 } others[] = {
     { "lora_A", "a LoRA, for --lora" },
     { "lora_down", "a LoRA, for --lora" },
-    { "double_blocks.", "a transformer of HunyuanVideo in the names of its authors" },
-    { "single_transformer_blocks.", "a transformer of HunyuanVideo" },
-    { "transformer.layers.", "a transformer of CogVideoX in the names of its authors" },
     { "encoder.block.", "a T5 text encoder" },
     { "enc.blk.", "a T5 text encoder" },
     { "text_model.", "a CLIP model" },
@@ -46,15 +44,21 @@ static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const es
     char line[300] = "";
     esa_wan_config wan;
     esa_cog_config cog;
-    int32_t kind = esa_wan_kind(w, &wan, line, sizeof line);
-    const int32_t is_wan = kind != ESA_KIND_OTHER;
-    if (!is_wan) kind = esa_cog_kind(w, &cog, line, sizeof line);
+    esa_hunyuan_config hunyuan;
+    enum { WAN, COG, HUNYUAN, FAMILIES };
+    int32_t family = 0, kind = ESA_KIND_OTHER;
+    for (; family < FAMILIES; family++) {
+        kind = family == WAN   ? esa_wan_kind(w, &wan, line, sizeof line)
+               : family == COG ? esa_cog_kind(w, &cog, line, sizeof line)
+                               : esa_hunyuan_kind(w, &hunyuan, line, sizeof line);
+        if (kind != ESA_KIND_OTHER) break;
+    }
     if (kind == ESA_KIND_OTHER) {
         const char *what = other_kind(f);
         if (p->report) esa_weights_about(w, p->report, p->report_user);
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "%.200s is %s, expected a transformer of Wan or CogVideoX", f->label,
-                        what ? what : "no model that the engine knows");
+                        "%.200s is %s, expected a transformer of Wan, CogVideoX or HunyuanVideo",
+                        f->label, what ? what : "no model that the engine knows");
     }
     tell(p, line);
     if (kind == ESA_KIND_KNOWN)
@@ -65,8 +69,9 @@ static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const es
     const esa_part_env env = {
         .nn = &nn, .transformer = path, .report = p->report, .report_user = p->report_user
     };
-    const esa_status status = is_wan ? esa_wan_dit_check(&env, &wan)
-                                     : esa_cog_dit_check(&env, &cog);
+    const esa_status status = family == WAN   ? esa_wan_dit_check(&env, &wan)
+                              : family == COG ? esa_cog_dit_check(&env, &cog)
+                                              : esa_hunyuan_dit_check(&env, &hunyuan);
     esa_nn_close(&nn);
     return status;
 }

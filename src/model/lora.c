@@ -42,7 +42,7 @@ typedef struct matcher {
     esa_delta **slot; /* [wanted] its change of each wanted tensor; NULL: none */
     double scale;
     esa_json_file about;         /* settings of PEFT; root NULL: none */
-    char first[3][240];          /* names that do not fit: unknown, shapes, incomplete */
+    char first[3][320];          /* names that do not fit: unknown, shapes, incomplete */
     int64_t found[3], rank_most; /* their numbers; the largest rank */
 } matcher;
 

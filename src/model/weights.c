@@ -286,7 +286,7 @@ enum { MISSING, SHAPE, TYPE, EXTRA, KINDS };
 
 typedef struct findings {
     int64_t count[KINDS];
-    char first[KINDS][200]; /* the first names of each kind */
+    char first[KINDS][320]; /* the first names of each kind */
     void (*report)(void *user, const char *line);
     void *user;
 } findings;
@@ -327,6 +327,7 @@ static void found(findings *f, int32_t kind, const char *name, const char *detai
 
 static int ignored(const esa_weights *w, const char *name)
 {
+    name += strlen(w->prefix);
     for (int32_t i = 0; i < w->ignore_count; i++)
         if (strncmp(name, w->ignore[i], strlen(w->ignore[i])) == 0) return 1;
     return 0;

@@ -95,8 +95,8 @@ void esa_weights_group(esa_weights *w, int32_t group);
 void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t rank,
                       const int64_t *dim, const char *name_format, ...)
     __attribute__((format(printf, 6, 7)));
-/* Allows tensors whose names start with prefix, for example of an encoder that is not used. They
- * are neither checked nor loaded. */
+/* Allows tensors whose names start with prefix (behind that of ComfyUI, if they have one), for
+ * example of an encoder that is not used. They are neither checked nor loaded. */
 void esa_weights_ignore(esa_weights *w, const char *prefix);
 
 /* Compares everything. Fails with ESA_ERR_MISMATCH and a message with the counts and the first

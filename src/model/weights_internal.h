@@ -83,6 +83,12 @@ int64_t esa_wanted_count(const esa_wanted *e); /* elements */
 void esa_weights_layout(esa_weights *w);
 /* After that: the tensor with this name of diffusers; NULL: the files have none. */
 const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name);
+/* Side i of that tensor, from 1 to 65536; otherwise, if it is not there or has another rank. */
+int32_t esa_weights_side(const esa_weights *w, const char *name, int32_t rank, int32_t i,
+                         int32_t otherwise);
+/* One more than the highest number of a block, up to 1024. first: the name in diffusers of a tensor
+ * of block 0, whose number is the first digit in it. */
+int32_t esa_weights_blocks(const esa_weights *w, const char *first);
 /* Writes the name of a tensor of diffusers in another layout; *runs = the digits of its rule, or
  * "". 0 if it is too long. */
 int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name,

@@ -86,6 +86,34 @@ const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name)
     return entry_of(w, "", file);
 }
 
+int32_t esa_weights_side(const esa_weights *w, const char *name, int32_t rank, int32_t i,
+                         int32_t otherwise)
+{
+    const esa_st_entry *e = esa_weights_entry(w, name);
+    if (!e || e->rank != rank) return otherwise;
+    return (int32_t)esa_max64(1, esa_min64(e->dim[i], 65536));
+}
+
+int32_t esa_weights_blocks(const esa_weights *w, const char *first)
+{
+    char file[192];
+    const char *runs;
+    int32_t most = 0;
+    if (!rename_one(file, sizeof file, w->prefix, w->theirs, first, &runs)) return 0;
+    const size_t before = strcspn(file, "0123456789");
+    for (int32_t s = 0; s < w->shard_count; s++)
+        for (int64_t i = 0; i < w->shard[s]->count; i++) {
+            const char *name = w->shard[s]->entry[i].name;
+            int number;
+            char dot;
+            if (strncmp(name, file, before) == 0 &&
+                sscanf(name + before, "%4d%c", &number, &dot) == 2 && dot == '.' &&
+                number >= most && number < 1024)
+                most = number + 1;
+        }
+    return most;
+}
+
 esa_status esa_weights_rename(esa_weights *w)
 {
     esa_weights_layout(w);

@@ -45,10 +45,8 @@ def works(*words):
     return out
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A mini pipeline with every part, and its folder."""
-    folder = tmp_path_factory.mktemp("hunyuan") / "mini"
+def make_mini(folder):
+    """A mini pipeline with every part, saved in a folder."""
     torch.manual_seed(0)
     llama, clip = (AutoTokenizer.from_pretrained(WORDS / name) for name in ("llama", "clip"))
     llama.padding_side = "right"            # as the published tokenizer has it
@@ -76,7 +74,13 @@ def model(tmp_path_factory):
                                 text_encoder_2=pooled.eval(), tokenizer_2=clip)
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
-    return pipe, folder
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hunyuan") / "mini"
+    return make_mini(folder), folder
 
 
 def run(pipe, **more):

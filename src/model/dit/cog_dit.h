@@ -25,7 +25,7 @@ typedef struct esa_cog_dit esa_cog_dit;
 /* cog_kind.c: whether an opened file holds a transformer of CogVideoX (ESA_KIND_*, family.h).
  * *config = its configuration as far as names and shapes tell it, and line = what it is, unless it
  * is OTHER. */
-int32_t esa_cog_kind(const esa_weights *w, esa_cog_config *config, char *line, size_t bytes);
+int32_t esa_cog_kind(esa_weights *w, esa_cog_config *config, char *line, size_t bytes);
 
 esa_status esa_cog_dit_check(const esa_part_env *env, const esa_cog_config *config);
 /* dit keeps env->nn, which must outlive it. */

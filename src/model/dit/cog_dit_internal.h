@@ -10,6 +10,8 @@
 #include "model/dit/cog_dit.h"
 #include "nn/ops.h"
 
+extern const esa_naming esa_cog_original; /* cog_names.c */
+
 /* CogVideoXLayerNormZero. The layer makes shift, scale, gate of the video, then of the text. */
 typedef struct cog_norm {
     esa_linear layer;        /* [6d,E] */

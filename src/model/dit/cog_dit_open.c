@@ -95,6 +95,11 @@ static esa_status check_file(const esa_part_env *env, esa_cog_dit *dit)
                 ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                         "diffusion_pytorch_model", "transformer"));
+    esa_weights_naming(dit->weights, &esa_cog_original);
+    /* Tables of positions, and of words that are not used, in the files of the authors. */
+    esa_weights_ignore(dit->weights, "mixins.pos_embed.");
+    esa_weights_ignore(dit->weights, "transformer.word_embeddings.");
+    esa_weights_ignore(dit->weights, "transformer.position_embeddings.");
     want_all(dit->weights, dit);
     ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     return esa_weights_check(dit->weights, env->report, env->report_user);

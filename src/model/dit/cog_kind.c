@@ -1,9 +1,9 @@
 /* cog_kind.c - says from names and shapes alone which CogVideoX transformer a file holds.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Only the names of diffusers are known. A published size is known by its layers and its width; its
- * other sizes are then those of the table, so that a file with one wrong shape does not pass as an
- * unknown model. The sizes of other models come from the tensors. */
+ * A published size is known by its layers and its width. All its other sizes are then those of the
+ * table, so that a file with one wrong shape does not pass as an unknown model. The sizes of other
+ * models come from the tensors. */
 #include <stdio.h>
 
 #include "model/dit/cog_dit_internal.h"
@@ -16,51 +16,32 @@ typedef struct size {
 
 static const size sizes[] = { { "cogvideox-2b", 30, 30 }, { "cogvideox-5b", 42, 48 } };
 
-/* Side i of a tensor, or otherwise if it is not there. */
-static int32_t side(const esa_weights *w, const char *name, int32_t rank, int32_t i,
-                    int32_t otherwise)
-{
-    const esa_st_entry *e = esa_weights_entry(w, name);
-    const int64_t found = e && e->rank == rank ? e->dim[i] : otherwise;
-    return (int32_t)(found < 1 ? 1 : esa_min64(found, 65536));
-}
-
-/* One more than the highest number of a block; wrong numbers count up to a limit. */
-static int32_t layers_of(const esa_weights *w)
-{
-    int32_t most = 1;
-    for (int64_t i = 0; i < w->shard[0]->count; i++) {
-        int number = 0;
-        if (sscanf(w->shard[0]->entry[i].name, "transformer_blocks.%4d.", &number) == 1 &&
-            number >= most && number < 1024)
-            most = number + 1;
-    }
-    return most;
-}
-
 static void read_sizes(const esa_weights *w, esa_cog_config *c)
 {
-    const int32_t d = side(w, "transformer_blocks.0.attn1.to_q.weight", 2, 0, 1),
-                  head_dim = side(w, "transformer_blocks.0.attn1.norm_q.weight", 1, 0, 64),
-                  patch = side(w, "patch_embed.proj.weight", 4, 2, 2);
+    const char *const proj = "patch_embed.proj.weight", *const out = "proj_out.weight";
+    const int32_t d = esa_weights_side(w, "transformer_blocks.0.attn1.to_out.0.weight", 2, 0, 1),
+                  head_dim = esa_weights_side(w, "transformer_blocks.0.attn1.norm_q.weight", 1, 0,
+                                              64),
+                  patch = esa_weights_side(w, proj, 4, 2, 2);
     *c = (esa_cog_config){
         .heads = d / head_dim ? d / head_dim : 1,
         .head_dim = head_dim,
-        .layers = layers_of(w),
-        .in_channels = side(w, "patch_embed.proj.weight", 4, 1, 16),
+        .layers = esa_weights_blocks(w, "transformer_blocks.0.attn1.to_out.0.weight"),
+        .in_channels = esa_weights_side(w, proj, 4, 1, 16),
         .patch = patch,
-        .text_dim = side(w, "patch_embed.text_proj.weight", 2, 1, 4096),
-        .time_dim = side(w, "time_embedding.linear_1.weight", 2, 0, 512),
+        .text_dim = esa_weights_side(w, "patch_embed.text_proj.weight", 2, 1, 4096),
+        .time_dim = esa_weights_side(w, "time_embedding.linear_1.weight", 2, 0, 512),
         .attention_bias = esa_weights_entry(w, "transformer_blocks.0.attn1.to_q.bias") != NULL,
         .patch_bias = esa_weights_entry(w, "patch_embed.proj.bias") != NULL,
     };
-    c->out_channels = side(w, "proj_out.weight", 2, 0, c->in_channels * patch * patch) /
-                      (patch * patch);
-    if (c->out_channels < 1) c->out_channels = 1;
+    const int64_t area = (int64_t)patch * patch, rows = esa_weights_side(w, out, 2, 0, 0);
+    c->out_channels = rows ? (int32_t)esa_max64(1, rows / area) : c->in_channels;
 }
 
-int32_t esa_cog_kind(const esa_weights *w, esa_cog_config *c, char *line, size_t bytes)
+int32_t esa_cog_kind(esa_weights *w, esa_cog_config *c, char *line, size_t bytes)
 {
+    esa_weights_naming(w, &esa_cog_original);
+    esa_weights_layout(w);
     const esa_st_entry *patch = esa_weights_entry(w, "patch_embed.proj.weight");
     const size *s = NULL;
     if (!patch || !esa_weights_entry(w, "patch_embed.text_proj.weight") ||

@@ -19,6 +19,11 @@
 
 typedef struct esa_hunyuan_dit esa_hunyuan_dit;
 
+/* hunyuan_kind.c: whether an opened file holds a transformer of HunyuanVideo (ESA_KIND_*,
+ * family.h). *config = its configuration as far as names and shapes tell it, and line = what it is,
+ * unless it is OTHER. */
+int32_t esa_hunyuan_kind(esa_weights *w, esa_hunyuan_config *config, char *line, size_t bytes);
+
 /* The functions of esa_dit_ops (family.h), where their rules are. */
 esa_status esa_hunyuan_dit_check(const esa_part_env *env, const esa_hunyuan_config *config);
 esa_status esa_hunyuan_dit_open(const esa_part_env *env, esa_hunyuan_dit **dit,

@@ -5,7 +5,6 @@
  * table, so that a file with one wrong shape does not pass as an unknown model. The sizes of other
  * models come from the tensors. */
 #include <stdio.h>
-#include <string.h>
 
 #include "model/dit/wan_dit_internal.h"
 #include "model/weights_internal.h"
@@ -25,52 +24,28 @@ static const size sizes[] = {
     { "Wan 2.2 TI2V 5B", 30, 24, 128, 14336, 48, 4096, 0, 0 },
 };
 
-/* Side i of a tensor, or otherwise if it is not there. */
-static int64_t side(const esa_weights *w, const char *name, int32_t rank, int32_t i,
-                    int64_t otherwise)
-{
-    const esa_st_entry *e = esa_weights_entry(w, name);
-    return e && e->rank == rank ? e->dim[i] : otherwise;
-}
-
-/* One more than the highest number of a block; wrong numbers count up to a limit. */
-static int32_t layers_of(const esa_weights *w)
-{
-    const size_t skip = strlen(w->prefix);
-    int32_t most = 0;
-    for (int64_t i = 0; i < w->shard[0]->count; i++) {
-        const char *name = w->shard[0]->entry[i].name;
-        int number = 0;
-        if (esa_weights_foreign(w, name)) continue;
-        if (sscanf(name + skip, "blocks.%4d.", &number) == 1 && number >= most && number < 1024)
-            most = number + 1;
-    }
-    return most;
-}
-
-static int32_t clamp(int64_t value) { return (int32_t)(value < 1 ? 1 : esa_min64(value, 65536)); }
-
 /* The sizes of the tensors themselves. The number of heads does not show in them. */
-static void read_sizes(esa_weights *w, esa_wan_config *c)
+static void read_sizes(const esa_weights *w, esa_wan_config *c)
 {
-    const int64_t d = side(w, "blocks.0.attn1.to_q.weight", 2, 0, 0);
+    const int32_t d = esa_weights_side(w, "blocks.0.attn1.to_q.weight", 2, 0, 1);
     const int32_t head_dim = d % 128 ? 2 : 128;
-    *c = (esa_wan_config){
-        .heads = clamp(d / head_dim),
-        .head_dim = head_dim,
-        .layers = layers_of(w),
-        .ffn = clamp(side(w, "blocks.0.ffn.net.0.proj.weight", 2, 0, 1)),
-        .in_channels = clamp(side(w, "patch_embedding.weight", 5, 1, 16)),
-        .text_dim = clamp(side(w, "condition_embedder.text_embedder.linear_1.weight", 2, 1, 4096)),
-        .freq_dim = clamp(side(w, "condition_embedder.time_embedder.linear_1.weight", 2, 1, 256)),
-        .rope_max = 1024,
-        .cross_norm = esa_weights_entry(w, "blocks.0.norm2.weight") != NULL,
-        .eps = 1e-6
-    };
+    *c = (esa_wan_config){ .heads = d < head_dim ? 1 : d / head_dim,
+                           .head_dim = head_dim,
+                           .layers = esa_weights_blocks(w, "blocks.0.attn1.to_q.weight"),
+                           .ffn = esa_weights_side(w, "blocks.0.ffn.net.0.proj.weight", 2, 0, 1),
+                           .in_channels = esa_weights_side(w, "patch_embedding.weight", 5, 1, 16),
+                           .text_dim = esa_weights_side(
+                               w, "condition_embedder.text_embedder.linear_1.weight", 2, 1, 4096),
+                           .freq_dim = esa_weights_side(
+                               w, "condition_embedder.time_embedder.linear_1.weight", 2, 1, 256),
+                           .rope_max = 1024,
+                           .cross_norm = esa_weights_entry(w, "blocks.0.norm2.weight") != NULL,
+                           .eps = 1e-6 };
     for (int32_t i = 0; i < 3; i++)
-        c->patch[i] = clamp(side(w, "patch_embedding.weight", 5, 2 + i, i ? 2 : 1));
+        c->patch[i] = esa_weights_side(w, "patch_embedding.weight", 5, 2 + i, i ? 2 : 1);
     const int64_t volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    c->out_channels = clamp(side(w, "proj_out.weight", 2, 0, volume * c->in_channels) / volume);
+    const int64_t out = esa_weights_side(w, "proj_out.weight", 2, 0, 0);
+    c->out_channels = out ? (int32_t)esa_max64(1, out / volume) : c->in_channels;
 }
 
 /* The published size with these layers and this width; among several, the one with as many
@@ -97,7 +72,7 @@ int32_t esa_wan_kind(esa_weights *w, esa_wan_config *c, char *line, size_t bytes
     esa_weights_layout(w);
     if (!esa_weights_entry(w, "blocks.0.attn1.to_q.weight")) return ESA_KIND_OTHER;
     read_sizes(w, c);
-    c->image_dim = (int32_t)side(w, "condition_embedder.image_embedder.norm1.weight", 1, 0, 0);
+    c->image_dim = esa_weights_side(w, "condition_embedder.image_embedder.norm1.weight", 1, 0, 0);
     const size *s = published(c, esa_weights_entry(w, "blocks.0.attn2.add_k_proj.weight") != NULL);
     if (s) {
         c->heads = s->heads;

@@ -40,7 +40,10 @@ static const esa_naming_rule rules[] = {
     { "blocks.#.ffn.net.2", "blocks.#.ffn.2" },
 };
 
+static const esa_naming prefixed = { .name = "diffusers", .marker = "blocks.0.attn1.to_q.weight" };
+
 const esa_naming esa_wan_original = { .name = "the original Wan",
                                       .marker = "blocks.0.self_attn.q.weight",
                                       .rule = rules,
-                                      .rules = (int32_t)(sizeof rules / sizeof rules[0]) };
+                                      .rules = (int32_t)(sizeof rules / sizeof rules[0]),
+                                      .next = &prefixed };
