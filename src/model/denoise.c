@@ -22,7 +22,7 @@ static esa_status end_step(esa_model *m, const esa_figures_args *args, esa_step_
 {
     ESA_TRY(m->nn.ops->figures(&m->nn, args));
     ESA_TRY(esa_nn_download(&m->nn, figures, args->out, (int64_t)sizeof *figures));
-    ESA_TRY(m->nn.ops->settle(&m->nn));
+    ESA_TRY(m->nn.ops->turn(&m->nn));
     if (figures->wrong > 0)
         return esa_fail(m->ctx, ESA_ERR_FORMAT,
                         "step %d of %d gave numbers that are not finite: the weights, embeddings "

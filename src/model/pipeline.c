@@ -82,6 +82,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     ESA_TRY(esa_run_begin(m, r));
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
     ESA_TRY(esa_run_denoise(m, r));
+    ESA_TRY(m->nn.ops->settle(&m->nn));
     const double t2 = esa_nn_now();
     s->denoise_seconds = t2 - t1;
     s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;

@@ -328,5 +328,6 @@ const esa_nn_ops esa_nn_cpu_ops = {
     .self_begin = cpu_self_begin,
     .self_end = cpu_self_end,
     .pace = cpu_nothing,
+    .turn = cpu_nothing,
     .settle = cpu_nothing,
 };

@@ -202,5 +202,6 @@ const esa_nn_ops esa_nn_device_ops = {
     .self_begin = device_self_begin,
     .self_end = device_self_end,
     .pace = esa_nn_marks_pace,
+    .turn = esa_nn_marks_turn,
     .settle = esa_nn_marks_settle,
 };

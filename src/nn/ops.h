@@ -70,6 +70,9 @@ struct esa_nn_ops {
     /* Called after each block: lets the host be a few blocks ahead of the device, so that a call
      * can be cancelled within that time. */
     esa_status (*pace)(esa_nn *nn);
+    /* Called where the host has waited for the device: the times of the work so far are added to
+     * nn->seconds a little later, when the device has work again. */
+    esa_status (*turn)(esa_nn *nn);
     /* Adds the time of the work so far to nn->seconds; waits for that work. */
     esa_status (*settle)(esa_nn *nn);
 };

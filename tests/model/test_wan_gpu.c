@@ -195,10 +195,32 @@ static void times(void **state)
     dit_close(&b);
 }
 
+/* After turn, the times of a forward are added while the next one runs. */
+static void later(void **state)
+{
+    (void)state;
+    const dit_case *c = &dit_cases[3];
+    dit_bench b;
+    esa_session_params p = dense(ESA_ORDER_RASTER);
+    dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
+    esa_session_free(dit_forward(&b, c, &p));
+    dit_ok(&b, b.nn.ops->turn(&b.nn));
+    assert_true(b.nn.seconds[ESA_NN_GEMM] == 0);
+    esa_session_free(dit_forward(&b, c, &p));
+    const double first = b.nn.seconds[ESA_NN_GEMM];
+    assert_true(first > 0);
+    dit_ok(&b, b.nn.ops->settle(&b.nn));
+    const double both = b.nn.seconds[ESA_NN_GEMM];
+    assert_true(both > first);
+    dit_ok(&b, b.nn.ops->settle(&b.nn)); /* nothing is left */
+    assert_true(b.nn.seconds[ESA_NN_GEMM] == both);
+    dit_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(blocks), cmocka_unit_test(orders),
-                                        cmocka_unit_test(f8), cmocka_unit_test(sparse),
-                                        cmocka_unit_test(times) };
+                                        cmocka_unit_test(f8),     cmocka_unit_test(sparse),
+                                        cmocka_unit_test(times),  cmocka_unit_test(later) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
