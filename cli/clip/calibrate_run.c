@@ -45,8 +45,7 @@ static int make_settings(job *j)
     const esa_session_params *session = &r->p.session;
     char name[32], weights[32], block[32];
     size_t bytes;
-    const int status = cli_model_weights(weights, j->maker.folder,
-                                         ESA_PART_TRANSFORMER | ESA_PART_TEXT, what);
+    const int status = cli_model_weights(weights, j->maker.folder, r->open.parts, what);
     if (status) return status;
     snprintf(block, sizeof block, "%dx%d", session->select.block_q, session->select.block_k);
     cli_json *json = cli_json_new();
@@ -59,6 +58,7 @@ static int make_settings(job *j)
                     calibrate_groups(r), session->record_per_branch, r->p.guidance,
                     r->p.negative_prompt, r->p.scheduler, r->p.flow_shift,
                     cli_name(name, CLI_ORDERS, session->select.layout.order));
+    clip_noise_json(json, r);
     cli_json_reals(json, "window", r->window.real, r->window.count);
     cli_json_fields(json, "block %s", block);
     if (o->method == CALIBRATE_ERROR)
@@ -371,6 +371,7 @@ int calibrate_run(const calibrate_options *options)
     if (length >= (int)room)
         return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(o.output));
     o.clip.open.parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT;
+    if (o.clip.p.image) o.clip.open.parts |= ESA_PART_VAE; /* it encodes the picture */
     int status = clip_open(&j.maker, &o.clip.open, what);
     if (!status) status = with_model(&j);
     calibrate_work_close(&j.work);

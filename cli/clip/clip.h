@@ -110,6 +110,10 @@ int clip_order(const clip_request *request);
  * be called again after the method, or anything else, has changed. CLI_FAILED after a message. */
 int clip_resolve(clip_maker *maker, clip_request *request);
 
+/* Writes what the videos depend on besides size, guidance and scheduler: guidance of a second
+ * transformer, dynamic guidance, listed sigmas, the picture. null: not given. */
+void clip_noise_json(cli_json *json, const clip_request *request);
+
 /* Settings most commands share, as rows of an option table: copies the caller's rows, then the
  * chosen groups of rows, then the end, into table and returns it. */
 enum {

@@ -169,6 +169,23 @@ static void set_session(clip_request *r)
     if (r->score_groups) cli_groups_parse(r->score_groups, &s->select.group_q, &s->select.group_k);
 }
 
+void clip_noise_json(cli_json *json, const clip_request *r)
+{
+    const esa_generate_params *p = &r->p;
+    char hash[32];
+    cli_json_real(json, "guidance_2", p->guidance_2);
+    if (p->dynamic_guidance)
+        cli_json_int(json, "dynamic_guidance", p->dynamic_guidance);
+    else
+        cli_json_text(json, "dynamic_guidance", NULL);
+    if (p->sigma_count)
+        cli_json_reals(json, "sigmas", p->sigmas, p->sigma_count);
+    else
+        cli_json_text(json, "sigmas", NULL);
+    cli_json_text(json, "image", p->image);
+    cli_json_text(json, "image_hash", p->image && cli_file_hash(hash, p->image) == 0 ? hash : NULL);
+}
+
 int clip_resolve(clip_maker *m, clip_request *r)
 {
     esa_status status = ESA_OK;

@@ -22,6 +22,7 @@
 #define PIECE   4096
 #define STRIDE  (1 << 20)
 #define STRIDES 4096
+#define BASIS   UINT64_C(0xcbf29ce484222325) /* of FNV-1a */
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
 {
@@ -64,13 +65,13 @@ static int is_weights(const char *name)
     return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".model") == 0);
 }
 
-/* The weight files of one folder, by name; 0 or an errno. A missing folder holds none. */
+/* The weight files of one folder, by name; 0 or an errno. */
 static int mix_folder(uint64_t *hash, const char *folder)
 {
     char **names = NULL, path[4600];
     int count = 0, error = 0;
     DIR *list = opendir(folder);
-    if (!list) return errno == ENOENT ? 0 : errno;
+    if (!list) return errno;
     for (struct dirent *d; !error && (d = readdir(list)) != NULL;) {
         if (!is_weights(d->d_name)) continue;
         char **grown = realloc(names, (size_t)(count + 1) * sizeof *names),
@@ -94,28 +95,43 @@ static int mix_folder(uint64_t *hash, const char *folder)
     return error;
 }
 
+static void show(char out[32], uint64_t hash)
+{
+    snprintf(out, 32, "fnv1a64:%016llx", (unsigned long long)hash);
+}
+
+int cli_file_hash(char out[32], const char *path)
+{
+    uint64_t hash = BASIS;
+    const int error = mix_file(&hash, path);
+    show(out, hash);
+    return error;
+}
+
 int cli_model_weights(char out[32], const char *folder, int parts, const char *what)
 {
     static const struct {
         int part;
         const char *name;
     } rooms[] = {
-        { ESA_PART_TEXT, "text_encoder" },
-        { ESA_PART_TEXT, "tokenizer" },
-        { ESA_PART_TRANSFORMER, "transformer" },
-        { ESA_PART_VAE, "vae" },
+        { ESA_PART_TEXT, "text_encoder" },         { ESA_PART_TEXT, "tokenizer" },
+        { ESA_PART_TRANSFORMER, "transformer" },   { ESA_PART_VAE, "vae" },
+        { ESA_PART_TRANSFORMER, "transformer_2" }, /* Wan 2.2 */
+        { ESA_PART_TEXT, "text_encoder_2" },       /* HunyuanVideo */
+        { ESA_PART_VAE, "image_encoder" },         /* image to video: read where the VAE is */
     };
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    uint64_t hash = BASIS;
     char path[4300];
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
         if (!(parts & rooms[i].part)) continue;
         snprintf(path, sizeof path, "%.4200s/%s", folder, rooms[i].name);
+        if (access(path, F_OK) != 0) continue;
         hash = mix(hash, rooms[i].name, strlen(rooms[i].name) + 1);
         const int error = mix_folder(&hash, path);
         if (error)
             return cli_fail("%s: the weights in '%s' cannot be read: %s", what, path,
                             strerror(error));
     }
-    snprintf(out, 32, "fnv1a64:%016llx", (unsigned long long)hash);
+    show(out, hash);
     return CLI_OK;
 }

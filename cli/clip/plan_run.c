@@ -338,6 +338,7 @@ static char *settings_of(const job *j)
                     "negative_prompt %s scheduler %d flow_shift %g seed %ld",
                     j->maker.info.name, weights, p->frames, p->height, p->width, p->steps,
                     p->guidance, p->negative_prompt, p->scheduler, p->flow_shift, (int64_t)p->seed);
+    clip_noise_json(json, &j->base);
     cli_json_fields(
         json,
         "order %d tail %d exact_rows %d block_q %d block_k %d refresh %d order_every %d share %d "

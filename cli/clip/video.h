@@ -67,6 +67,8 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
  * weights do, and takes a second for tens of gigabytes, because large files are sampled
  * (model_weights.c). CLI_FAILED after a message. */
 int cli_model_weights(char out[32], const char *folder, int parts, const char *what);
+/* The same of one file; 0 or an errno. */
+int cli_file_hash(char out[32], const char *path);
 /* The folder of the running command; 0 if it is unknown. */
 int cli_own_folder(char *out, size_t size);
 

@@ -167,6 +167,7 @@ static void json_settings(cli_json *json, const experiment *e)
                     info->name, info->config_hash, e->weights_hash, c->p.frames, c->p.height,
                     c->p.width, c->p.steps, (int64_t)c->p.seed, c->p.guidance, c->p.negative_prompt,
                     cli_name(name, CLIP_SCHEDULERS, c->p.scheduler), c->p.flow_shift);
+    clip_noise_json(json, c);
     cli_json_open(json, "methods", '[');
     for (int i = 0; i < e->methods.count; i++)
         cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));

@@ -203,12 +203,13 @@ class Resume(Base):
         self.fails(*small, "--steps", 3, "--num-prompts", 3,
                    says=["x.part", '"recorded_steps": 2 there', '"recorded_steps": 3 here', "--restart"])
         self.fails(*small, "--steps", 2, "--num-prompts", 2, says=["x.part", "--restart"])
+        self.fails(*small, "--num-prompts", 3, "--sigmas", "1,0.5", says=["x.part", '"sigmas": null', "--restart"])
         out = self.works(*small, "--steps", 2, "--num-prompts", 2, "--restart")
         self.assertIn("2 prompts", out)
         self.assertEqual(self.files(), ["x"])
 
     def test_other_weights_are_refused(self):
-        """The transformer and the text encoder are recorded with; the decoder has no part in it."""
+        """The transformers and the text encoders are recorded with; the decoder has no part in it."""
         shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))
         small = ["calibrate", "--model", "model", *SMALL, "--num-prompts", 2, "--output", "x"]
         run = start(*small, cwd=self.dir)
@@ -217,6 +218,10 @@ class Resume(Base):
         run.send_signal(signal.SIGKILL)
         run.communicate()
         self.assertTrue(os.path.exists(self.path("x.part/recording.0")), "it was not stopped in time")
+        for folder in ("transformer_2", "text_encoder_2"):
+            shutil.copytree(self.path("model/text_encoder"), self.path("model/" + folder))
+            self.fails(*small, says=["x.part", "other weights", "--restart"])
+            shutil.rmtree(self.path("model/" + folder))
         for name in ("vae/diffusion_pytorch_model.safetensors", "transformer/diffusion_pytorch_model.safetensors"):
             with open(self.path("model/" + name), "r+b") as file:
                 file.seek(-1, os.SEEK_END)
