@@ -101,13 +101,14 @@ MAKERS = {"wan": wan, "cogvideox": cogvideox, "hunyuan": hunyuan}
 # ---------------------------------------------------------------- attention as it should be
 
 
-def make_mask(q, k, config, layout, kv_len=None):
+def make_mask(q, k, config, layout, kv_len=None, v=None):
     """The selector's mask for q and k [B, H, N, D], by the library's one-call interface (sessions have nothing to do
-    with it)."""
+    with it). Selector "error" needs v too."""
     default = "tile" if config.selector == "rf_v2" else "hilbert"               # of esa.apply
     layout = dataclasses.replace(layout, order=config.order or default, window=config.window,
                                  protect_first_frame=config.protect_first_frame)
-    return select(q.contiguous(), k.contiguous(), config, layout=layout, kv_len=kv_len)
+    return select(q.contiguous(), k.contiguous(), config, layout=layout, kv_len=kv_len,
+                  v=None if v is None else v.contiguous())
 
 
 def masked_attention(q, k, v, mask, tail="none", kv_len=None):

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native engine and diffusers make the same videos with CogVideoX: 2B-like (added positions, DPM, dynamic guidance)
-and 5B-like (rotations, DDIM) minis; masks go both ways; sparse equals SDPA under the expanded mask; `--check` knows the
-true names and shapes."""
+and 5B-like (rotations, DDIM) minis, and `--check` knows the true names and shapes. test_engine_masks.py has sparse
+attention and mask files."""
 import json
-import pathlib
 import shutil
 import struct
 import subprocess
 
 import numpy
-import pipelines
 import pytest
 import torch
-from esa.core.mask import MaskFile
+from engine_minis import make_cogvideox
 from esa.programs.native import find_command
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
@@ -34,35 +32,14 @@ def works(*arguments):
     return done.stdout
 
 
-def _make(folder, rotary):
-    """A mini as pipelines.make_cogvideox has it, with the tokenizer's own file, and 2B's ways if not rotary."""
-    pipelines.make_cogvideox(folder)
-    shutil.copy(pathlib.Path(pipelines.TINY) / "tokenizer" / "spiece.model", pathlib.Path(folder) / "tokenizer")
-    if rotary:
-        return folder
-    from diffusers import CogVideoXDPMScheduler, CogVideoXTransformer3DModel
-    torch.manual_seed(9)
-    transformer = CogVideoXTransformer3DModel(num_attention_heads=2, attention_head_dim=32, in_channels=4,
-                                              out_channels=4, time_embed_dim=8, text_embed_dim=32, num_layers=2,
-                                              sample_width=24, sample_height=16, sample_frames=5,
-                                              spatial_interpolation_scale=1.875)
-    pipelines._spread(transformer, 2.0)
-    transformer.save_pretrained(pathlib.Path(folder) / "transformer")
-    scheduler = CogVideoXDPMScheduler(rescale_betas_zero_snr=True, prediction_type="v_prediction",
-                                      timestep_spacing="trailing", snr_shift_scale=1.0)
-    scheduler.save_pretrained(pathlib.Path(folder) / "scheduler")
-    index = pathlib.Path(folder) / "model_index.json"
-    index.write_text(index.read_text().replace("CogVideoXDDIMScheduler", "CogVideoXDPMScheduler"))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def minis(tmp_path_factory):
     """name: folder, pipeline, whether guidance is dynamic."""
     from diffusers import CogVideoXPipeline
     root, found = tmp_path_factory.mktemp("cog"), {}
     for name, rotary in (("two", False), ("five", True)):
-        folder = _make(str(root / name), rotary)
+        folder = root / name
+        make_cogvideox(folder, rotary)
         pipe = CogVideoXPipeline.from_pretrained(folder)
         pipe.set_progress_bar_config(disable=True)
         found[name] = folder, pipe, not rotary
@@ -129,99 +106,6 @@ def test_lora(minis, tmp_path):
     pipe.unload_lora_weights()
     assert off(load_file(tmp_path / "l")["latents"], want) < CLOSE
     assert off(want, theirs(pipe, dynamic)) > 100 * CLOSE
-
-
-# ---------------------------------------------------------------- sparse
-
-BLOCKS = ["--block", "64x64"]
-
-
-class Masked:
-    """SDPA under the expanded mask of the step, in place of a layer's processor."""
-
-    def __init__(self, file, layer, step):
-        self.file, self.layer, self.step = file, layer, step
-
-    def __call__(self, attn, hidden_states, encoder_hidden_states, attention_mask=None, image_rotary_emb=None):
-        from diffusers.models.embeddings import apply_rotary_emb
-        text = encoder_hidden_states.size(1)
-        hidden = torch.cat([encoder_hidden_states, hidden_states], dim=1)
-        q, k, v = (f(hidden).unflatten(2, (attn.heads, -1)).transpose(1, 2) for f in (attn.to_q, attn.to_k, attn.to_v))
-        q, k = attn.norm_q(q), attn.norm_k(k)
-        for x in (q, k):
-            x[:, :, text:] = apply_rotary_emb(x[:, :, text:].clone(), image_rotary_emb)
-        mask = None
-        if self.layer > 0 and self.step[0] > 0:     # the first layer and the first step are dense by default
-            kept = torch.cat([torch.from_numpy(self.file.mask(self.layer, self.step[0], budget=0.5, branch=b).blocks())
-                              for b in (1, 0)])     # the negative prompt comes first
-            n = hidden.shape[1]
-            mask = kept.repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, :n, :n]
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out = attn.to_out[0](out.transpose(1, 2).flatten(2))
-        return out[:, text:], out[:, :text]
-
-
-def under_mask(pipe, file):
-    """The latents of diffusers with SDPA under the masks of a file."""
-    step, before = [0], dict(pipe.transformer.attn_processors)
-    for i, block in enumerate(pipe.transformer.transformer_blocks):
-        block.attn1.processor = Masked(file, i, step)
-
-    def count(pipe, i, t, arguments):
-        step[0] = i + 1
-        return arguments
-
-    out = theirs(pipe, False, callback_on_step_end=count)
-    pipe.transformer.set_attn_processor(before)
-    return out
-
-
-def test_sparse(minis, tmp_path):
-    import esa as package
-    folder, pipe, dynamic = minis["five"]
-    size = ours(folder, dynamic)[5:13]
-    recorded = ["--num-prompts", 1, "--budgets", "0.5", *BLOCKS, "--output"]
-    engine, python = tmp_path / "engine", tmp_path / "python"
-    works("calibrate", "--model", folder, *recorded, engine, *size, "--order", "raster", "--threads", 1, "--device",
-          "cpu")
-    from esa.programs import calibrate, program
-    assert program.run("calibrate", calibrate.main, ["--model", folder, *map(str, [*recorded, python, *size])]) == 0
-
-    def latents(*more):
-        works(*ours(folder, dynamic, *more, "--save-latents", tmp_path / "l", "--out", tmp_path / "v.npy"))
-        return load_file(tmp_path / "l")["latents"]
-
-    dense = latents("--method", "dense")
-    assert off(latents("--method", "entropy", "--budget", 1, *BLOCKS), dense) < CLOSE
-    for masks in (engine, python):
-        file = MaskFile(masks)
-        assert (file.info.layout.text_front_q, file.info.layout.text_back_q) == (226, 0)
-        cached = ["--method", "cached", "--masks", masks, "--budget", "0.5", "--tail"]
-        sparse = latents(*cached, "none")
-        assert off(sparse, dense) > 100 * CLOSE
-        if file.info.layout.order == 0:                         # raster
-            assert off(sparse, under_mask(pipe, file)) < CLOSE
-        handle = package.apply(pipe, package.EsaConfig(masks=str(masks), budget=0.5, tail="pooled"))
-        assert off(latents(*cached, "pooled"), theirs(pipe, dynamic)) < CLOSE
-        handle.remove()
-
-
-def test_selectors(minis, tmp_path):
-    """The engine chooses the blocks that the package chooses in diffusers, whose sparse calls test_apply_math.py holds
-    against SDPA under the expanded mask. In diffusers both branches are one batch, whose entries have masks of their
-    own; here they are two calls, which must not share masks either."""
-    import esa as package
-    folder, pipe, dynamic = minis["two"]
-    dense = theirs(pipe, dynamic)
-    for selector, order in (("entropy", "hilbert"), ("rf_v2", "tile"), ("ada_bsa", "raster"), ("error", "raster")):
-        config = package.EsaConfig(selector=selector, block=(64, 64), order=order, tail="none", budget=0.4,
-                                   share_branches=False)
-        with package.apply(pipe, config):
-            want = theirs(pipe, dynamic)
-        works(*ours(folder, dynamic, "--method", selector, "--budget", 0.4, *BLOCKS, "--order", order, "--tail", "none",
-                    "--share-branches", 0, "--save-latents", tmp_path / "l", "--out", tmp_path / "v.npy"))
-        assert off(load_file(tmp_path / "l")["latents"], want) < CLOSE, selector
-        assert off(want, dense) > 100 * CLOSE, "the masks must matter, or this test shows nothing"
 
 
 # ---------------------------------------------------------------- true names and shapes

@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HunyuanVideo in the engine beside diffusers: from prompt to pixels, saved embeddings, mask files both ways, and a
-folder with the names, shapes and shards of the published model."""
+"""HunyuanVideo in the engine beside diffusers: from prompt to pixels, saved embeddings, and a folder with the
+names, shapes and shards of the published model. test_engine_masks.py has sparse attention and mask files."""
 import json
 import os
-import pathlib
 import struct
 import subprocess
 
-import esa as package
 import numpy
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKLHunyuanVideo,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanVideoPipeline,
-    HunyuanVideoTransformer3DModel,
-)
-from esa.core.mask import MaskFile
-from esa.programs import calibrate, program
+from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoTransformer3DModel
+from engine_minis import make_hunyuan
 from esa.programs.native import find_command
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
+from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORDS = ROOT / "tests" / "golden" / "bpe"
 PROMPT = "a red ball rolls over green grass, \"slowly\""
 SIZE = dict(num_frames=21, height=64, width=96, num_inference_steps=3)
 NATIVE = ("--prompt", PROMPT, "--frames", "21", "--height", "64", "--width", "96", "--steps", "3", "--seed", "5",
@@ -45,42 +35,11 @@ def works(*words):
     return out
 
 
-def make_mini(folder):
-    """A mini pipeline with every part, saved in a folder."""
-    torch.manual_seed(0)
-    llama, clip = (AutoTokenizer.from_pretrained(WORDS / name) for name in ("llama", "clip"))
-    llama.padding_side = "right"            # as the published tokenizer has it
-    text = LlamaModel(
-        LlamaConfig(vocab_size=len(llama), hidden_size=48, intermediate_size=64, num_hidden_layers=4,
-                    num_attention_heads=4, num_key_value_heads=2, rope_theta=500000.0, pad_token_id=llama.pad_token_id))
-    pooled = CLIPTextModel(
-        CLIPTextConfig(vocab_size=len(clip), hidden_size=24, intermediate_size=48, num_hidden_layers=2,
-                       num_attention_heads=4, max_position_embeddings=77, eos_token_id=clip.eos_token_id,
-                       bos_token_id=clip.bos_token_id))
-    transformer = HunyuanVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2,
-                                                 attention_head_dim=32, num_layers=1, num_single_layers=2,
-                                                 num_refiner_layers=2, text_embed_dim=48, pooled_projection_dim=24,
-                                                 rope_axes_dim=(8, 12, 12))
-    vae = AutoencoderKLHunyuanVideo(latent_channels=4, block_out_channels=(8, 8, 16, 16), layers_per_block=1,
-                                    norm_num_groups=4)
-    with torch.no_grad():                   # attention that prefers some keys, and a gate that lets it through
-        for name, value in transformer.named_parameters():
-            if value.dim() > 1:
-                value.mul_(2.0)
-            elif "norm_q" in name or "norm_k" in name:
-                value.mul_(1.5)
-    pipe = HunyuanVideoPipeline(text_encoder=text.eval(), tokenizer=llama, transformer=transformer.eval(),
-                                vae=vae.eval(), scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
-                                text_encoder_2=pooled.eval(), tokenizer_2=clip)
-    pipe.set_progress_bar_config(disable=True)
-    pipe.save_pretrained(folder)
-    return pipe
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
+    """A mini pipeline with every part, and its folder."""
     folder = tmp_path_factory.mktemp("hunyuan") / "mini"
-    return make_mini(folder), folder
+    return make_hunyuan(folder), folder
 
 
 def run(pipe, **more):
@@ -124,45 +83,6 @@ def test_prompt_to_pixels(model, dense, tmp_path):
           tmp_path / "again.safetensors", "--vae-tile", "32", "--out", tmp_path / "v.mp4")
     assert torch.equal(load_file(tmp_path / "again.safetensors")["latents"], load_file(saved)["latents"])
     assert (tmp_path / "v.mp4").stat().st_size > 1000
-
-
-def test_masks_both_ways(model, dense, tmp_path):
-    """Masks of the engine in diffusers, and masks of diffusers in the engine, give the same latents."""
-    pipe, folder = model
-    masks = {"engine": tmp_path / "engine.masks", "python": tmp_path / "python.masks"}
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text(PROMPT + "\n")
-    works("calibrate", "--model", folder, *NATIVE[2:], "--prompts", prompts, "--block", "32x32", "--order", "raster",
-          "--budgets", "0.4", "--output", masks["engine"])
-    words = ["--model", folder, *NATIVE[2:10], "--prompts", prompts, "--block", "32x32", "--budgets", "0.4", "--output",
-             masks["python"]]
-    assert program.run("calibrate", calibrate.main, list(map(str, words))) == 0
-    layouts = {name: MaskFile(str(path)).info.layout for name, path in masks.items()}
-    for layout in layouts.values():
-        assert (list(layout.grid_q), layout.text_back_q) == ([6, 4, 6], 256)
-    for path in masks.values():
-        with package.apply(pipe, package.EsaConfig(masks=path, budget=0.4)):
-            want = run(pipe)
-        works("generate", "--model", folder, *NATIVE, "--method", "cached", "--masks", path, "--budget", "0.4",
-              "--save-latents", tmp_path / "l.safetensors", "--out", tmp_path / "v.npy")
-        got = load_file(tmp_path / "l.safetensors")["latents"]
-        assert off(got, want) < TOLERANCE
-        assert off(want, dense) > 100 * TOLERANCE, "the masks must matter, or this test shows nothing"
-
-
-@pytest.mark.parametrize("selector", ("entropy", "rf_v2", "ada_bsa", "error"))
-def test_selectors(model, dense, tmp_path, selector):
-    """The engine chooses the blocks that the package chooses in diffusers, whose sparse calls test_apply_math.py holds
-    against SDPA under the expanded mask."""
-    pipe, folder = model
-    config = package.EsaConfig(selector=selector, block=(32, 32), order="raster", tail="none", budget=0.4)
-    with package.apply(pipe, config):
-        want = run(pipe)
-    works("generate", "--model", folder, *NATIVE, "--method", selector, "--budget", "0.4", "--block", "32x32",
-          "--order", "raster", "--tail", "none", "--save-latents", tmp_path / "l.safetensors", "--out",
-          tmp_path / "v.npy")
-    assert off(load_file(tmp_path / "l.safetensors")["latents"], want) < TOLERANCE
-    assert off(want, dense) > 100 * TOLERANCE, "the masks must matter, or this test shows nothing"
 
 
 # ---------------------------------------------------------------- the published model

@@ -6,9 +6,8 @@ import types
 
 import layouts
 import pytest
-import test_cogvideox
-import test_hunyuan
 import torch
+from engine_minis import make_cogvideox, make_hunyuan
 from safetensors.torch import load_file, save_file
 from test_single_files import ROOT, esa
 
@@ -26,9 +25,9 @@ def family(request, tmp_path_factory):
     """name, folder of a mini, its transformer's tensors, its own latents."""
     folder = tmp_path_factory.mktemp(request.param) / "mini"
     if request.param == "hunyuan":
-        test_hunyuan.make_mini(folder)
+        make_hunyuan(folder)
     else:
-        test_cogvideox._make(str(folder), rotary=True)
+        make_cogvideox(folder, rotary=True)
     weights = load_file(folder / "transformer/diffusion_pytorch_model.safetensors")
     found = types.SimpleNamespace(name=request.param, folder=folder, weights=weights)
     found.own = latents(found, "--save-embeds", folder.parent / "embeds", prompt="a red ball")

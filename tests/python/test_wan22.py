@@ -5,13 +5,11 @@ import functools
 import json
 import shutil
 import struct
-import subprocess
 
-import esa as package
 import pipelines
 import pytest
 import torch
-from esa.programs.native import find_command
+from engine_minis import change_index, far
 from safetensors.torch import load_file, save_file
 from test_single_files import TINY, esa
 
@@ -24,12 +22,6 @@ CLOSE = 2.5e-5
 A14B = dict(num_attention_heads=40, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=4096,
             freq_dim=256, ffn_dim=13824, num_layers=40, cross_attn_norm=True, qk_norm="rms_norm_across_heads",
             eps=1e-6, patch_size=(1, 2, 2), rope_max_seq_len=1024)
-
-
-def change_index(folder, **values):
-    index = json.loads((folder / "model_index.json").read_text())
-    index.update(values)
-    (folder / "model_index.json").write_text(json.dumps(index))
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +62,6 @@ def theirs(mini, **settings):
                              generator=torch.Generator().manual_seed(0), **settings).frames[0]
 
 
-def far(a, b):
-    return ((a - b).abs().max() / b.abs().max()).item()
-
-
 def test_diffusers_makes_the_same(mini):
     ours = made(mini, "dense")
     assert (mini.parent / "dense.mp4").stat().st_size > 1000
@@ -84,23 +72,6 @@ def test_diffusers_makes_the_same(mini):
     assert far(ours, want) <= CLOSE, far(ours, want)
     one = made(mini, "one", "--transformer-2", mini / "transformer/diffusion_pytorch_model.safetensors")
     assert far(one, want) > 100 * CLOSE
-
-
-def test_masks_go_both_ways(mini):
-    """Masks recorded by the engine over both transformers give the same latents in diffusers with esa.apply."""
-    masks = mini.parent / "a.masks"
-    said = subprocess.run([str(find_command()), "calibrate", "--model", mini, "--frames", "5", "--height", "64",
-                           "--width", "64", "--steps", str(STEPS), "--num-prompts", "1", "--threads", "1",
-                           "--guidance", str(GUIDANCE[0]), "--block", "16x16", "--output", masks,
-                           *pipelines.sigmas_of_version()], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    ours = made(mini, "cached", "--masks", masks, method="cached")
-    sparse = json.loads((mini.parent / "said.json").read_text())["videos"][0]["sparse_calls"]
-    assert sparse > 0
-    with package.apply(pipe_of(mini), package.EsaConfig(masks=str(masks))) as handle:
-        want = theirs(mini)
-        assert handle.stats().sparse_calls == sparse
-    assert far(ours, want) <= CLOSE, far(ours, want)
 
 
 def test_settings(mini):

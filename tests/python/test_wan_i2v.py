@@ -5,13 +5,13 @@ cross-attention) gives the latents of diffusers' WanImageToVideoPipeline, and fi
 import json
 import shutil
 
-import numpy as np
 import pipelines
 import pytest
 import torch
+from engine_minis import change_index, far, make_wan_i2v, random_transformer
 from safetensors.torch import load_file, save_file
-from test_single_files import TINY, esa
-from test_wan22 import A14B, change_index, far, shards
+from test_single_files import esa
+from test_wan22 import A14B, shards
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
@@ -20,50 +20,13 @@ STEPS = 3
 SIZE = ("--frames", 9, "--steps", STEPS, "--threads", 1, "--guidance", 2.5, "--method", "dense")
 # Of the largest number: three steps in float32, guidance included.
 CLOSE = 2.5e-5
-VISION = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=3, intermediate_size=96, image_size=56,
-              patch_size=14, hidden_act="gelu")
 I2V = dict(A14B, in_channels=36, image_dim=1280, added_kv_proj_dim=5120)
-
-
-def random_transformer(seed=0, **settings):
-    """Weights of a size that makes every part count."""
-    torch.manual_seed(seed)
-    model = diffusers.WanTransformer3DModel(**settings)
-    for name, value in model.state_dict().items():
-        if value.ndim > 1 and "scale_shift" not in name:
-            value.copy_(torch.randn(value.shape) / value[0].numel()**0.5)
-        else:
-            value.copy_(torch.randn(value.shape) * 0.2 + (1 if "norm" in name and name.endswith("weight") else 0))
-    return model
 
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory):
     folder = tmp_path_factory.mktemp("i2v") / "mini"
-    shutil.copytree(TINY, folder)
-    shutil.rmtree(folder / "transformer")
-    random_transformer(num_attention_heads=3, attention_head_dim=24, in_channels=36, out_channels=16, text_dim=192,
-                       freq_dim=32, ffn_dim=80, num_layers=2, image_dim=48, added_kv_proj_dim=72,
-                       cross_attn_norm=True).save_pretrained(folder / "transformer")
-    torch.manual_seed(1)
-    transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VISION)).save_pretrained(folder / "image_encoder")
-    transformers.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}).save_pretrained(
-        folder / "image_processor")
-    shutil.rmtree(folder / "vae")
-    torch.manual_seed(2)
-    vae = diffusers.AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 2, 3, 3], num_res_blocks=2,
-                                     temperal_downsample=[False, True, True])
-    for name, value in vae.state_dict().items():
-        if name.endswith("gamma"):
-            value.copy_(1 + 0.2 * torch.randn(value.shape))
-    vae.save_pretrained(folder / "vae")
-    index = json.loads((folder / "model_index.json").read_text())
-    index.update(_class_name="WanImageToVideoPipeline", image_encoder=["transformers", "CLIPVisionModel"],
-                 image_processor=["transformers", "CLIPImageProcessor"])
-    (folder / "model_index.json").write_text(json.dumps(index))
-    random = np.random.default_rng(3)
-    small = random.integers(0, 256, (12, 9, 3), dtype=np.uint8)
-    Image.fromarray(small).resize((90, 120), Image.Resampling.BICUBIC).save(folder.parent / "picture.png")
+    make_wan_i2v(folder)
     return folder
 
 
