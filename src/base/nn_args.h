@@ -80,7 +80,9 @@ typedef struct esa_product_args {
 } esa_product_args;
 
 /* o = softmax(scale q k^T + bias) v for each head; heads lie side by side in the columns. The
- * biases are added to the scores after scale (natural logarithm). A query without keys gives 0. */
+ * biases are added to the scores after scale (natural logarithm). A query without keys gives 0.
+ * With q_weight, a row of q is first divided by sqrt(mean(q^2) + eps) over all its heads and
+ * multiplied by q_weight; the contents of q may be lost then. */
 enum { ESA_BIASED_MAX_D = 512 };
 typedef struct esa_biased_args {
     esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][kv_heads*D] twice; BF16 */
@@ -93,6 +95,9 @@ typedef struct esa_biased_args {
      * distance_ld 0 all heads share one row. */
     const float *distance;
     int64_t distance_ld, center;
+    const float *q_weight; /* [heads*D] or NULL: no norm */
+    float eps;
+    float *room; /* [Nq], with q_weight; lost */
 } esa_biased_args;
 
 /* ---------------------------------------------------------------- weights */

@@ -144,6 +144,10 @@ static esa_status cpu_act(esa_nn *nn, const esa_act_args *a)
 static esa_status cpu_biased(esa_nn *nn, const esa_biased_args *a)
 {
     const esa_nn_bias bias = { a->key, a->distance, a->distance_ld, a->center };
+    if (a->q_weight) {
+        const esa_qk_args norm = { .q = a->q, .q_weight = a->q_weight, .D = a->D, .eps = a->eps };
+        ESA_TRY(cpu_qk(nn, &norm));
+    }
     return esa_nn_attention(nn, a->o.data, a->o.ld, a->q.data, a->q.ld, a->k.data, a->k.ld,
                             a->v.data, a->v.ld, a->q.rows, a->k.rows, a->heads,
                             a->kv_heads ? a->kv_heads : a->heads, a->D, a->scale, &bias);

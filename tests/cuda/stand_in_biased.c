@@ -33,8 +33,25 @@ static float weights(const esa_biased_args *a, int64_t h, int64_t q, float *weig
     return sum;
 }
 
+/* The norm of the queries, rounded to BF16, in place. */
+static void norm(const esa_biased_args *a)
+{
+    const int64_t cols = a->heads * a->D;
+    for (int64_t q = 0; q < a->q.rows; q++) {
+        double squares = 0;
+        for (int64_t d = 0; d < cols; d++)
+            squares += (double)get(&a->q, q, d) * (double)get(&a->q, q, d);
+        const float factor = (float)(1 / sqrt(squares / (double)cols + (double)a->eps));
+        for (int64_t d = 0; d < cols; d++)
+            ((uint16_t *)a->q.data)[q * a->q.ld + d] = esa_f32_to_bf16(get(&a->q, q, d) * factor *
+                                                                       a->q_weight[d]);
+        a->room[q] = NAN; /* lost */
+    }
+}
+
 static void attend(const esa_biased_args *a, float *room)
 {
+    if (a->q_weight) norm(a);
     const int64_t share = a->kv_heads ? a->heads / a->kv_heads : 1;
     for (int64_t h = 0; h < a->heads; h++)
         for (int64_t q = 0; q < a->q.rows; q++) {

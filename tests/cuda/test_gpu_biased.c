@@ -14,7 +14,8 @@
 #include "gpu_engine.h"
 #include "gpu_fenced.h"
 
-enum { KEY = 1, DISTANCE = 2, NONE_LEFT = 4 }; /* NONE_LEFT: the bias removes all keys */
+/* NONE_LEFT: the bias removes all keys; NORM: queries are normed first */
+enum { KEY = 1, DISTANCE = 2, NONE_LEFT = 4, NORM = 8 };
 
 typedef struct biased_case {
     int64_t Nq, Nk, heads, D;
@@ -24,7 +25,7 @@ typedef struct biased_case {
 } biased_case;
 
 typedef struct setup {
-    fenced o, q, k, v, key, distance;
+    fenced o, q, k, v, key, distance, weight, room;
     esa_biased_args args;
 } setup;
 
@@ -67,7 +68,17 @@ static setup setup_of(const biased_case *c)
     for (int64_t i = 0; i < c->heads * span; i++) x[i] = 6 * esa_rng_unit(&rng) - 3;
     s.distance = fenced_new(ctx, be, x, 4 * c->heads * span, 0);
     free(x);
+    x = malloc((size_t)(cols + c->Nq) * 4);
+    for (int64_t i = 0; i < cols + c->Nq; i++) x[i] = 2 * esa_rng_unit(&rng) - 0.5f;
+    s.weight = fenced_new(ctx, be, x, 4 * cols, 0);
+    s.room = fenced_new(ctx, be, x, 4 * c->Nq, 0);
+    free(x);
     if (c->bias & KEY) s.args.key = s.key.data;
+    if (c->bias & NORM) {
+        s.args.q_weight = s.weight.data;
+        s.args.eps = 1e-2f;
+        s.args.room = s.room.data;
+    }
     if (c->bias & DISTANCE) {
         s.args.distance = s.distance.data;
         s.args.distance_ld = span;
@@ -78,8 +89,8 @@ static setup setup_of(const biased_case *c)
 
 static void setup_free(setup *s)
 {
-    fenced *all[] = { &s->o, &s->q, &s->k, &s->v, &s->key, &s->distance };
-    for (int i = 0; i < 6; i++) fenced_free(ctx, be, all[i]);
+    fenced *all[] = { &s->o, &s->q, &s->k, &s->v, &s->key, &s->distance, &s->weight, &s->room };
+    for (int i = 0; i < 8; i++) fenced_free(ctx, be, all[i]);
 }
 
 static double at(const fenced *g, int64_t i)
@@ -90,13 +101,20 @@ static double at(const fenced *g, int64_t i)
 /* Weights of one query, normalised; all 0 if it has no keys. */
 static void reference(const setup *s, const biased_case *c, int64_t h, int64_t q, double *weight)
 {
-    const int64_t ld = s->args.q.ld;
-    double top = -INFINITY, sum = 0;
+    const int64_t ld = s->args.q.ld, cols = c->heads * c->D;
+    const float *w = (const float *)s->weight.host;
+    double top = -INFINITY, sum = 0, factor = 1;
+    if (c->bias & NORM) {
+        double squares = 0;
+        for (int64_t d = 0; d < cols; d++) squares += at(&s->q, q * ld + d) * at(&s->q, q * ld + d);
+        factor = 1 / sqrt(squares / (double)cols + (double)s->args.eps);
+    }
     for (int64_t k = 0; k < c->Nk; k++) {
         double x = 0;
         for (int64_t d = 0; d < c->D; d++)
-            x += at(&s->q, q * ld + h * c->D + d) * at(&s->k, k * ld + h * c->D + d);
-        x *= (double)s->args.scale;
+            x += at(&s->q, q * ld + h * c->D + d) * at(&s->k, k * ld + h * c->D + d) *
+                 (c->bias & NORM ? (double)w[h * c->D + d] : 1);
+        x *= (double)s->args.scale * factor;
         if (c->bias & KEY) x += (double)((const float *)s->key.host)[k];
         if (c->bias & DISTANCE)
             x += (double)((const float *)
@@ -127,8 +145,12 @@ static void compare(const setup *s, const biased_case *c, const char *what)
                     size += fabs(x);
                 }
                 /* Weights and outputs are rounded to BF16, 2^-8 of the value each; the scores are
-                 * f32, and their errors of up to 1e-4 become relative errors of the weights. */
-                const double allowed = 0x1.04p-8 * (size + fabs(want)) + 2e-4 * size;
+                 * f32, and their errors of up to 1e-4 become relative errors of the weights. With a
+                 * norm, q or k is rounded to BF16 once more, which changes a score by less than
+                 * 2^-9 of the sum of its products' sizes; scores here are sums of random signs, and
+                 * that is at most 0.02. */
+                const double norm = c->bias & NORM ? 0.04 : 2e-4,
+                             allowed = 0x1.04p-8 * (size + fabs(want)) + norm * size;
                 const double x = esa_bf16_to_f32(got[q * ld + h * c->D + d]);
                 if (!(fabs(x - want) <= allowed))
                     fail_msg("%s: query %lld, head %lld, column %lld is %.6g, expected %.6g", what,
@@ -179,6 +201,11 @@ static void shapes(void **state)
         { 140, 48, 3, 64, 0, 0, 0, 0 },
         { 1000, 64, 2, 128, KEY, 0, 0, 7 },
         { 4100, 9, 7, 128, KEY, 0, 0, 61 },
+        /* queries that are normed, by either kernel */
+        { 300, 21, 3, 128, KEY | NORM, 0, 0, 0 },
+        { 130, 64, 5, 64, NORM, 8, 0, 0 },
+        { 77, 90, 2, 128, KEY | NORM, 0, 0, 0 },
+        { 33, 7, 4, 20, NORM, 3, 1, 0 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check(&cases[i]);
@@ -214,9 +241,11 @@ static const struct {
     { "1.3B 480p, 21 keys", { 32760, 21, 12, 128, KEY, 0, 0, 997 } },
     { "1.3B 480p, 512 keys", { 32760, 512, 12, 128, KEY, 0, 0, 4993 } },
     { "1.3B 720p, 21 keys", { 75600, 21, 12, 128, KEY, 0, 0, 1999 } },
+    { "1.3B 720p, 21 keys, norm", { 75600, 21, 12, 128, KEY | NORM, 0, 0, 1999 } },
     { "14B 480p, 21 keys", { 32760, 21, 40, 128, KEY, 0, 0, 1999 } },
     { "14B 480p, 150 keys", { 32760, 150, 40, 128, KEY, 0, 0, 4993 } },
     { "14B 720p, 21 keys", { 75600, 21, 40, 128, KEY, 0, 0, 4993 } },
+    { "14B 720p, 21 keys, norm", { 75600, 21, 40, 128, KEY | NORM, 0, 0, 4993 } },
     { "14B 720p, 512 keys", { 75600, 512, 40, 128, KEY, 0, 0, 19997 } },
     { "UMT5, 512 tokens", { 512, 512, 64, 64, DISTANCE, 0, 0, 31 } },
     { "VAE 480p, middle block", { 6240, 6240, 1, 384, 0, 0, 0, 499 } },

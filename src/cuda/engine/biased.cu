@@ -306,27 +306,44 @@ esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *a, void *stre
             (long long)Nq, (long long)Nk, (long long)a->heads, (long long)a->D,
             (int)ESA_BIASED_MAX_D);
     const bool narrow = a->D <= 64;
-    const biased_job job = { (const bf16 *)a->q.data,
-                             (const bf16 *)a->k.data,
-                             (const bf16 *)a->v.data,
-                             (bf16 *)a->o.data,
-                             a->q.ld,
-                             a->k.ld,
-                             a->v.ld,
-                             a->o.ld,
-                             (int)Nq,
-                             (int)Nk,
-                             (int)a->D,
-                             narrow ? 1 : (int)ceil_div(a->D, (int64_t)128),
-                             a->kv_heads ? (int)(a->heads / a->kv_heads) : 1,
-                             a->D % 8 == 0 && in_pieces(a->q) && in_pieces(a->k) &&
-                                 in_pieces(a->v) && in_pieces(a->o),
-                             a->scale * LOG2_E,
-                             a->key,
-                             a->distance,
-                             a->distance_ld,
-                             a->center };
-    if (biased_few_takes(job)) return biased_few_run(dev, job, a->heads, (cudaStream_t)stream);
+    biased_job job = { (const bf16 *)a->q.data,
+                       (const bf16 *)a->k.data,
+                       (const bf16 *)a->v.data,
+                       (bf16 *)a->o.data,
+                       a->q.ld,
+                       a->k.ld,
+                       a->v.ld,
+                       a->o.ld,
+                       (int)Nq,
+                       (int)Nk,
+                       (int)a->D,
+                       narrow ? 1 : (int)ceil_div(a->D, (int64_t)128),
+                       a->kv_heads ? (int)(a->heads / a->kv_heads) : 1,
+                       a->D % 8 == 0 && in_pieces(a->q) && in_pieces(a->k) && in_pieces(a->v) &&
+                           in_pieces(a->o),
+                       a->scale * LOG2_E,
+                       a->key,
+                       a->distance,
+                       a->distance_ld,
+                       a->center,
+                       nullptr,
+                       nullptr };
+    if (biased_few_takes(job)) {
+        if (a->q_weight) {
+            const esa_status status = biased_factors(dev, a->q, a->eps, a->room,
+                                                     (cudaStream_t)stream);
+            if (status) return status;
+            job.factor = a->room;
+            job.weight = a->q_weight;
+        }
+        return biased_few_run(dev, job, a->heads, (cudaStream_t)stream);
+    }
+    if (a->q_weight) {
+        esa_qk_args norm = {};
+        norm.q = a->q, norm.q_weight = a->q_weight, norm.D = a->D, norm.eps = a->eps;
+        const esa_status status = qk_run(dev, &norm, stream);
+        if (status) return status;
+    }
     if (narrow) return launch<64, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);
     if (layout<128, 8, 4>::bytes(job.chunks) <= dev->shared_bytes)
         return launch<128, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);

@@ -18,9 +18,16 @@ struct biased_job {
     float scale;  // in log2 units
     const float *key, *distance;
     int64_t distance_ld, center;
+    // The norm of the queries, in biased_few.cu alone: a factor for each row and a weight for each
+    // column; null: none.
+    const float *factor, *weight;
 };
 
 // biased_few.cu: at most 64 keys, heads of 64 or 128 channels, biases of keys alone.
 bool biased_few_takes(const biased_job &job);
 esa_status biased_few_run(esa_cuda_device *dev, const biased_job &job, int64_t heads,
+                          cudaStream_t stream);
+
+// biased_norm.cu: factor[rows] of a BF16 q.
+esa_status biased_factors(esa_cuda_device *dev, const esa_view &q, float eps, float *factor,
                           cudaStream_t stream);

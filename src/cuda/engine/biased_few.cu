@@ -32,6 +32,17 @@ template <int D, int GROUPS> struct few {
         float bias[KEYS]; // log2 units
     };
 
+    // 8 channels of a key times the weights of the queries' norm: the product is the same.
+    DEV uint4 weighted(uint4 k, const float *weight)
+    {
+        float x[8];
+        packed<bf16>{ k }.unpack(x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] *= __ldg(weight + i);
+        return make_uint4(pack2<bf16>(x[0], x[1]), pack2<bf16>(x[2], x[3]), pack2<bf16>(x[4], x[5]),
+                          pack2<bf16>(x[6], x[7]));
+    }
+
     // Keys that do not exist become 0.
     DEV void load_head(memory &m, const biased_job &job, int h)
     {
@@ -41,6 +52,7 @@ template <int D, int GROUPS> struct few {
             uint4 k = make_uint4(0, 0, 0, 0), v = k;
             if (row < job.Nk) {
                 k = *(const uint4 *)(job.k + row * job.ldk + first + piece * 8);
+                if (job.weight) k = weighted(k, job.weight + (int64_t)h * D + piece * 8);
                 v = *(const uint4 *)(job.v + row * job.ldv + first + piece * 8);
             }
             *(uint4 *)(m.k + row * K_ROW + piece * 16) = k;
@@ -51,20 +63,24 @@ template <int D, int GROUPS> struct few {
     }
 
     uint4 q[2][EACH]; // rows lane / 4 and lane / 4 + 8
+    float scale[2];   // of their scores, in log2 units
 
     __device__ __forceinline__ void load(const biased_job &job, int64_t head, int row, int lane)
     {
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
+        for (int r = 0; r < 2; ++r) {
+            const bool exists = row + 8 * r < job.Nq;
 #pragma unroll
             for (int j = 0; j < EACH; ++j)
-                q[r][j] = row + 8 * r < job.Nq
-                              ? __ldcs((const uint4 *)(job.q + (row + 8 * r) * job.ldq + head +
-                                                       (4 * j + lane % 4) * 8))
-                              : make_uint4(0, 0, 0, 0);
+                q[r][j] = exists ? __ldcs((const uint4 *)(job.q + (row + 8 * r) * job.ldq + head +
+                                                          (4 * j + lane % 4) * 8))
+                                 : make_uint4(0, 0, 0, 0);
+            scale[r] = exists && job.factor ? __ldg(job.factor + row + 8 * r) * job.scale
+                                            : job.scale;
+        }
     }
 
-    // s = q k^T
+    // s = q k^T in log2 units, without biases
     __device__ __forceinline__ void scores(float (&s)[2 * GROUPS][4], const memory &m, int lane)
     {
         const uint32_t k = smem_addr(m.k) + lane / 4 * K_ROW + lane % 4 * 16;
@@ -83,6 +99,10 @@ template <int D, int GROUPS> struct few {
                 multiply_add<bf16>(s[n], high, b.z, b.w);
             }
         }
+#pragma unroll
+        for (int n = 0; n < 2 * GROUPS; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] *= scale[e / 2];
     }
 
     // Turns scores into weights as mma.sync reads them; sum: of this lane's part of its two rows.
@@ -95,7 +115,7 @@ template <int D, int GROUPS> struct few {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int key = n * 8 + lane % 4 * 2 + e % 2;
-                s[n][e] = key < job.Nk ? fmaf(s[n][e], job.scale, m.bias[key]) : -INFINITY;
+                s[n][e] = key < job.Nk ? s[n][e] + m.bias[key] : -INFINITY;
                 top[e / 2] = fmaxf(top[e / 2], s[n][e]);
             }
 #pragma unroll

@@ -144,12 +144,18 @@ static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_tex
                                         .heads = dit->config.heads,
                                         .D = D,
                                         .scale = (float)(1 / sqrt((double)D)),
-                                        .key = text->bias };
+                                        .key = text->bias,
+                                        /* normed queries also serve the image */
+                                        .q_weight = dit->config.image_dim ? NULL : qk.q_weight,
+                                        .eps = qk.eps,
+                                        .room = dit->a.scale };
     esa_view in = op->input(dit->nn, &dit->a, &b->cross.q), o;
     if (!dit->config.cross_norm) ESA_TRY(input_of(dit, &in, &dit->x, &b->cross.q));
     ESA_TRY(op->linear(dit->nn, &dit->flat, &in, &b->cross.q, ESA_ACT_NONE));
-    ESA_TRY(op->qk(dit->nn, &qk));
-    if (dit->config.image_dim) ESA_TRY(image_attention(dit, layer));
+    if (dit->config.image_dim) {
+        ESA_TRY(op->qk(dit->nn, &qk));
+        ESA_TRY(image_attention(dit, layer));
+    }
     ESA_TRY(op->biased(dit->nn, &attention));
     ESA_TRY(input_of(dit, &o, &dit->o, &b->cross.out));
     const esa_norm_args n = norm_for(dit, &b->up, e + 4 * d, e + 3 * d);
