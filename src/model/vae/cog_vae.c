@@ -6,53 +6,25 @@
 #include "model/vae/cog_vae.h"
 
 #include <stdio.h>
-#include <string.h>
 #include "model/vae/cog_vae_parts.h"
 #include "nn/ops.h"
 
 #define MID_BLOCKS 2
 
-/* One layer of the file, and where its weights go: a convolution, or the vectors of a norm. */
-typedef struct vae_piece {
-    esa_weight weight, bias;
-    esa_conv *conv;
-    float **vector[2]; /* weight, bias */
-    int64_t channels;  /* of the vectors */
-    int32_t up2;
-} vae_piece;
-
-typedef struct vae_walk {
-    esa_weights *w;
-    vae_piece *piece; /* [cap] */
-    int64_t count, cap;
-} vae_walk;
-
-static void conv_piece(vae_walk *k, vae_piece piece, int32_t rank, const int64_t *dim,
-                       const char *name)
-{
-    vae_piece *p = &k->piece[k->count++];
-    *p = piece;
-    esa_weights_want(k->w, &p->weight, 0, rank, dim, "%s.weight", name);
-    esa_weights_want(k->w, &p->bias, 0, 1, dim, "%s.bias", name);
-}
-
-static void conv3d(vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t side,
+static void conv3d(esa_vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t side,
                    const char *name)
 {
-    conv_piece(k, (vae_piece){ .conv = conv }, 5, (const int64_t[]){ cout, cin, side, side, side },
-               name);
+    esa_vae_want_conv(k, (esa_vae_layer){ .conv = conv }, 5,
+                      (const int64_t[]){ cout, cin, side, side, side }, name);
 }
 
-static void norm(vae_walk *k, const esa_cog_vae *vae, cog_vae_norm *n, int32_t channels,
+static void norm(esa_vae_walk *k, const esa_cog_vae *vae, cog_vae_norm *n, int32_t channels,
                  const char *prefix)
 {
     char name[144];
-    const int64_t dim = channels;
-    vae_piece *p = &k->piece[k->count++];
     n->channels = channels;
-    *p = (vae_piece){ .vector = { &n->weight, &n->bias }, .channels = channels };
-    esa_weights_want(k->w, &p->weight, ESA_WANT_F32, 1, &dim, "%s.norm_layer.weight", prefix);
-    esa_weights_want(k->w, &p->bias, ESA_WANT_F32, 1, &dim, "%s.norm_layer.bias", prefix);
+    snprintf(name, sizeof name, "%s.norm_layer", prefix);
+    esa_vae_want_norm(k, &n->weight, &n->bias, channels, name);
     snprintf(name, sizeof name, "%s.conv_y.conv", prefix);
     conv3d(k, &n->times, channels, vae->config.z_dim, 1, name);
     snprintf(name, sizeof name, "%s.conv_b.conv", prefix);
@@ -65,7 +37,7 @@ static int32_t new_slot(esa_cog_vae *vae, int32_t level, int32_t channels)
     return vae->slots++;
 }
 
-static void res_block(vae_walk *k, esa_cog_vae *vae, cog_vae_res *r, int32_t level, int32_t cin,
+static void res_block(esa_vae_walk *k, esa_cog_vae *vae, cog_vae_res *r, int32_t level, int32_t cin,
                       int32_t cout, const char *prefix)
 {
     char name[128];
@@ -83,7 +55,7 @@ static void res_block(vae_walk *k, esa_cog_vae *vae, cog_vae_res *r, int32_t lev
     if (cin != cout) conv3d(k, &r->shortcut, cout, cin, 1, name);
 }
 
-static void walk_level(vae_walk *k, esa_cog_vae *vae, int32_t i, int32_t cin)
+static void walk_level(esa_vae_walk *k, esa_cog_vae *vae, int32_t i, int32_t cin)
 {
     const esa_cog_vae_config *c = &vae->config;
     cog_vae_level *l = &vae->level[i];
@@ -99,12 +71,12 @@ static void walk_level(vae_walk *k, esa_cog_vae *vae, int32_t i, int32_t cin)
     }
     if (i == c->levels - 1) return;
     snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.conv", (int)i);
-    conv_piece(k, (vae_piece){ .conv = &l->up, .up2 = 1 }, 4,
-               (const int64_t[]){ l->cout, l->cout, 3, 3 }, name);
+    esa_vae_want_conv(k, (esa_vae_layer){ .conv = &l->up, .up2 = 1 }, 4,
+                      (const int64_t[]){ l->cout, l->cout, 3, 3 }, name);
 }
 
 /* The decoder from input to output; it uses the levels of the config in reverse order. */
-static void walk_layers(vae_walk *k, esa_cog_vae *vae)
+static void walk_layers(esa_vae_walk *k, esa_cog_vae *vae)
 {
     const esa_cog_vae_config *c = &vae->config;
     const int32_t deep = c->width[c->levels - 1], last = c->levels - 1;
@@ -122,80 +94,22 @@ static void walk_layers(vae_walk *k, esa_cog_vae *vae)
     conv3d(k, &vae->conv_out, 3, c->width[0], 3, "decoder.conv_out.conv");
 }
 
-static esa_status pack_convs(esa_cog_vae *vae, const vae_walk *k)
+/* The arrays of vae are allocated; most: at least the number of layers. */
+static esa_status read_file(esa_cog_vae *vae, int64_t most, int32_t load)
 {
-    esa_nn *nn = vae->env.nn;
-    for (int64_t i = 0; i < k->count; i++) {
-        const vae_piece *p = &k->piece[i];
-        if (p->conv) ESA_TRY(nn->ops->planes->conv_pack(nn, p->conv, &p->weight, &p->bias, p->up2));
-    }
-    return ESA_OK;
-}
-
-/* The norms, then the factor of the latents, from host to the device. */
-static esa_status place_vectors(esa_cog_vae *vae, const vae_walk *k, float *host)
-{
-    const int32_t z = vae->config.z_dim;
-    int64_t at = 0;
-    for (int64_t i = 0; i < k->count; i++) {
-        const vae_piece *p = &k->piece[i];
-        if (p->conv) continue;
-        const esa_weight *const from[2] = { &p->weight, &p->bias };
-        for (int32_t n = 0; n < 2; n++, at += p->channels) {
-            esa_weight_to_f32(host + at, from[n], 0, p->channels);
-            *p->vector[n] = vae->vectors + at;
-        }
-    }
-    vae->scale = vae->vectors + at;
-    vae->shift = vae->scale + z;
-    for (int32_t c = 0; c < z; c++) {
-        host[at + c] = (float)(1 / vae->config.scaling);
-        host[at + z + c] = 0;
-    }
-    return esa_nn_upload(vae->env.nn, vae->vectors, host, vae->vector_bytes);
-}
-
-static esa_status pack(esa_cog_vae *vae, const vae_walk *k)
-{
-    esa_nn *nn = vae->env.nn;
-    vae->vector_bytes = (int64_t)8 * vae->config.z_dim;
-    for (int64_t i = 0; i < k->count; i++) vae->vector_bytes += 8 * k->piece[i].channels;
-    ESA_TRY(esa_nn_alloc(nn, (void **)&vae->vectors, vae->vector_bytes, "the norms of the VAE"));
-    float *host = esa_mem_alloc(&nn->ctx->mem, vae->vector_bytes);
-    if (!host) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the norms of the VAE");
-    const esa_status status = place_vectors(vae, k, host);
-    esa_mem_free(&nn->ctx->mem, host, vae->vector_bytes);
-    return status ? status : pack_convs(vae, k);
-}
-
-/* walk->piece and the arrays of vae are allocated; walk->w is freed by the caller. */
-static esa_status read_file(esa_cog_vae *vae, vae_walk *walk, int32_t load)
-{
-    const esa_part_env *env = &vae->env;
-    const int64_t held = env->nn->held - env->nn->scratch_bytes;
-    ESA_TRY(env->random ? esa_weights_open_random(env->nn->ctx, &walk->w, "vae")
-                        : esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
-                                                "diffusion_pytorch_model", "vae"));
-    walk_layers(walk, vae);
-    esa_weights_ignore(walk->w, "encoder.");
-    esa_weights_ignore(walk->w, "quant_conv.");
-    ESA_TRY(esa_weights_check(walk->w, env->report, env->report_user));
-    if (!load) return ESA_OK;
-    /* Packing copies every weight, so the file is only mapped and not copied a second time. */
-    ESA_TRY(esa_weights_load(walk->w, ESA_HOLD_FILE));
-    ESA_TRY(pack(vae, walk));
-    vae->parameters = esa_weights_parameters(walk->w);
-    vae->held = env->nn->held - env->nn->scratch_bytes - held;
-    return ESA_OK;
+    const esa_vae_stats stats = { .z_dim = vae->config.z_dim, .factor = 1 / vae->config.scaling };
+    esa_vae_walk walk;
+    ESA_TRY(esa_vae_walk_begin(&walk, &vae->env, most));
+    walk_layers(&walk, vae);
+    return esa_vae_walk_end(&walk, load ? &vae->held : NULL, &stats);
 }
 
 static esa_status open_vae(const esa_part_env *env, esa_cog_vae **out,
                            const esa_cog_vae_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
-    /* A res block has two norms of three pieces, two convolutions and a shortcut. */
+    /* A res block has two norms of three layers, two convolutions and a shortcut. */
     const int64_t blocks = config->levels * (config->layers + 1) + MID_BLOCKS;
-    vae_walk walk = { .cap = 9 * blocks + config->levels + 5 };
     *out = NULL;
     esa_cog_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
     if (!vae) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
@@ -205,12 +119,9 @@ static esa_status open_vae(const esa_part_env *env, esa_cog_vae **out,
     vae->slot_bytes = (int64_t)sizeof(cog_vae_slot) * (2 * blocks + 2);
     vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
     vae->slot = esa_mem_zalloc(&ctx->mem, vae->slot_bytes);
-    walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
-    const esa_status status = vae->res_all && vae->slot && walk.piece
-                                  ? read_file(vae, &walk, load)
+    const esa_status status = vae->res_all && vae->slot
+                                  ? read_file(vae, 9 * blocks + config->levels + 5, load)
                                   : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
-    esa_weights_free(walk.w);
-    esa_mem_free(&ctx->mem, walk.piece, walk.cap * (int64_t)sizeof(vae_piece));
     if (!status && load)
         *out = vae;
     else
@@ -258,7 +169,7 @@ void esa_cog_vae_free(esa_cog_vae *vae)
         for (int32_t r = 0; r < l->res_count; r++) free_res(nn, &l->res[r]);
         esa_nn_conv_free(nn, &l->up);
     }
-    esa_nn_free(nn, vae->vectors, vae->vector_bytes);
+    esa_vae_held_free(nn, &vae->held);
     esa_mem_free(&nn->ctx->mem, vae->slot, vae->slot_bytes);
     esa_mem_free(&nn->ctx->mem, vae->res_all, vae->res_bytes);
     esa_mem_free(&nn->ctx->mem, vae, sizeof *vae);
@@ -266,7 +177,7 @@ void esa_cog_vae_free(esa_cog_vae *vae)
 
 void esa_cog_vae_memory(const esa_cog_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped)
 {
-    *parameters = vae->parameters;
-    *held = vae->held;
+    *parameters = vae->held.parameters;
+    *held = vae->held.bytes;
     *mapped = 0;
 }

@@ -325,8 +325,8 @@ static esa_status start(vae_run *r, const cog_vae_cut *cut, int64_t first)
                                        .height = r->height,
                                        .width = r->width,
                                        .channels = z,
-                                       .scale = vae->scale,
-                                       .shift = vae->shift,
+                                       .scale = vae->held.scale,
+                                       .shift = vae->held.shift,
                                        .dtype = r->nn->ops->dtype };
         ESA_TRY(r->op->from_latents(r->nn, &args));
         args.y = inside(r, r->planes, s, f);

@@ -4,6 +4,7 @@
 #define ESA_MODEL_COG_VAE_PARTS_H
 
 #include "model/vae/cog_vae.h"
+#include "model/vae/vae_file.h"
 
 #define ESA_COG_KEPT  2 /* frames of history for a convolution with 3 taps in time */
 #define ESA_COG_BATCH 2 /* frames of latents in a batch */
@@ -49,12 +50,9 @@ struct esa_cog_vae {
     cog_vae_level level[ESA_CONFIG_MAX_LEVELS];
     cog_vae_slot *slot; /* [slots] */
     int32_t slots, in_slot, out_slot;
-    int64_t parameters, held;
+    esa_vae_held held;
     cog_vae_res *res_all; /* the res blocks of all levels */
     int64_t res_bytes, slot_bytes;
-    float *vectors; /* all norms, then scale and shift of the latents [z_dim] each */
-    float *scale, *shift;
-    int64_t vector_bytes;
 };
 
 /* cog_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with

@@ -5,46 +5,24 @@
 #include <stdio.h>
 #include "model/vae/hunyuan_vae_parts.h"
 
-/* One layer of the file, and where its weights go. */
-typedef struct vae_piece {
-    esa_weight weight, bias;
-    esa_conv *conv;
-    hunyuan_norm *norm;
-    int32_t up2;
-} vae_piece;
-
-typedef struct vae_walk {
-    esa_weights *w;
-    vae_piece *piece; /* [cap] */
-    int64_t count, cap;
-} vae_walk;
-
-static void want(vae_walk *k, vae_piece piece, int32_t rank, const int64_t *dim, const char *name)
-{
-    vae_piece *p = &k->piece[k->count++];
-    const int32_t flags = piece.norm ? ESA_WANT_F32 : 0;
-    *p = piece;
-    esa_weights_want(k->w, &p->weight, flags, rank, dim, "%s.weight", name);
-    esa_weights_want(k->w, &p->bias, flags, 1, dim, "%s.bias", name);
-}
-
 /* Convolutions of diffusers' causal class have one more level of names. */
-static void conv3d(vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t side,
+static void conv3d(esa_vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t side,
                    int32_t up2, const char *prefix)
 {
     char name[128];
     snprintf(name, sizeof name, "%s.conv", prefix);
-    want(k, (vae_piece){ .conv = conv, .up2 = up2 }, 5,
-         (const int64_t[]){ cout, cin, side, side, side }, name);
+    esa_vae_want_conv(k, (esa_vae_layer){ .conv = conv, .up2 = up2 }, 5,
+                      (const int64_t[]){ cout, cin, side, side, side }, name);
 }
 
-static void norm(vae_walk *k, hunyuan_norm *n, int64_t channels, const char *name)
+static void norm(esa_vae_walk *k, hunyuan_norm *n, int64_t channels, const char *name)
 {
     n->channels = channels;
-    want(k, (vae_piece){ .norm = n }, 1, &channels, name);
+    esa_vae_want_norm(k, &n->weight, &n->bias, channels, name);
 }
 
-static void res_block(vae_walk *k, hunyuan_res *r, int32_t cin, int32_t cout, const char *prefix)
+static void res_block(esa_vae_walk *k, hunyuan_res *r, int32_t cin, int32_t cout,
+                      const char *prefix)
 {
     char name[112];
     r->cin = cin;
@@ -59,7 +37,7 @@ static void res_block(vae_walk *k, hunyuan_res *r, int32_t cin, int32_t cout, co
     if (cin != cout) conv3d(k, &r->shortcut, cout, cin, 1, 0, name);
 }
 
-static void attention(vae_walk *k, esa_hunyuan_vae *vae, int64_t deep)
+static void attention(esa_vae_walk *k, esa_hunyuan_vae *vae, int64_t deep)
 {
     static const char *const names[4] = { "to_q", "to_k", "to_v", "to_out.0" };
     esa_conv *const conv[4] = { &vae->q, &vae->k, &vae->v, &vae->out };
@@ -68,18 +46,18 @@ static void attention(vae_walk *k, esa_hunyuan_vae *vae, int64_t deep)
     norm(k, &vae->attn_norm, deep, "decoder.mid_block.attentions.0.group_norm");
     for (int32_t i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "decoder.mid_block.attentions.0.%s", names[i]);
-        want(k, (vae_piece){ .conv = conv[i] }, 2, dim, name);
+        esa_vae_want_conv(k, (esa_vae_layer){ .conv = conv[i] }, 2, dim, name);
     }
 }
 
 /* The decoder from input to output; it uses the levels of the config in reverse order. */
-static void walk_layers(vae_walk *k, esa_hunyuan_vae *vae)
+static void walk_layers(esa_vae_walk *k, esa_hunyuan_vae *vae)
 {
     const esa_hunyuan_vae_config *c = &vae->config;
     const int32_t deep = c->width[c->levels - 1];
     char name[96];
-    want(k, (vae_piece){ .conv = &vae->post_quant }, 5,
-         (const int64_t[]){ c->z_dim, c->z_dim, 1, 1, 1 }, "post_quant_conv");
+    esa_vae_want_conv(k, (esa_vae_layer){ .conv = &vae->post_quant }, 5,
+                      (const int64_t[]){ c->z_dim, c->z_dim, 1, 1, 1 }, "post_quant_conv");
     conv3d(k, &vae->conv_in, deep, c->z_dim, 3, 0, "decoder.conv_in");
     res_block(k, &vae->mid[0], deep, deep, "decoder.mid_block.resnets.0");
     if (c->attention) attention(k, vae, deep);
@@ -105,79 +83,14 @@ static void walk_layers(vae_walk *k, esa_hunyuan_vae *vae)
 
 /* ---------------------------------------------------------------- loading */
 
-static esa_status pack_convs(esa_hunyuan_vae *vae, const vae_walk *k)
+/* vae->res_all is allocated; most: at least the number of layers. */
+static esa_status read_file(esa_hunyuan_vae *vae, int64_t most, int32_t load)
 {
-    esa_nn *nn = vae->env.nn;
-    for (int64_t i = 0; i < k->count; i++) {
-        const vae_piece *p = &k->piece[i];
-        if (p->norm) continue;
-        esa_weight w = p->weight;
-        if (w.rank == 2) { /* a layer over the channels of a pixel */
-            w.rank = 4;
-            w.dim[2] = w.dim[3] = 1;
-        }
-        ESA_TRY(nn->ops->planes->conv_pack(nn, p->conv, &w, &p->bias, p->up2));
-    }
-    return ESA_OK;
-}
-
-/* The norms, then the scale of the latents, from host to the device. */
-static esa_status place_vectors(esa_hunyuan_vae *vae, const vae_walk *k, float *host)
-{
-    const int32_t z = vae->config.z_dim;
-    int64_t at = 0;
-    for (int64_t i = 0; i < k->count; i++) {
-        const vae_piece *p = &k->piece[i];
-        if (!p->norm) continue;
-        const int64_t n = p->norm->channels;
-        esa_weight_to_f32(host + at, &p->weight, 0, n);
-        esa_weight_to_f32(host + at + n, &p->bias, 0, n);
-        p->norm->weight = vae->vectors + at;
-        p->norm->bias = vae->vectors + at + n;
-        at += 2 * n;
-    }
-    vae->scale = vae->vectors + at;
-    vae->shift = vae->scale + z;
-    for (int32_t c = 0; c < z; c++) {
-        host[at + c] = (float)(1 / vae->config.scaling);
-        host[at + z + c] = 0;
-    }
-    return esa_nn_upload(vae->env.nn, vae->vectors, host, vae->vector_bytes);
-}
-
-static esa_status pack(esa_hunyuan_vae *vae, const vae_walk *k)
-{
-    esa_nn *nn = vae->env.nn;
-    vae->vector_bytes = (int64_t)8 * vae->config.z_dim;
-    for (int64_t i = 0; i < k->count; i++)
-        if (k->piece[i].norm) vae->vector_bytes += 8 * k->piece[i].norm->channels;
-    ESA_TRY(esa_nn_alloc(nn, (void **)&vae->vectors, vae->vector_bytes, "the norms of the VAE"));
-    float *host = esa_mem_alloc(&nn->ctx->mem, vae->vector_bytes);
-    if (!host) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the norms of the VAE");
-    const esa_status status = place_vectors(vae, k, host);
-    esa_mem_free(&nn->ctx->mem, host, vae->vector_bytes);
-    return status ? status : pack_convs(vae, k);
-}
-
-/* walk->piece and vae->res_all are allocated; walk->w is freed by the caller. */
-static esa_status read_file(esa_hunyuan_vae *vae, vae_walk *walk, int32_t load)
-{
-    const esa_part_env *env = &vae->env;
-    const int64_t held = env->nn->held - env->nn->scratch_bytes;
-    ESA_TRY(env->random ? esa_weights_open_random(env->nn->ctx, &walk->w, "vae")
-                        : esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
-                                                "diffusion_pytorch_model", "vae"));
-    walk_layers(walk, vae);
-    esa_weights_ignore(walk->w, "encoder.");
-    esa_weights_ignore(walk->w, "quant_conv.");
-    ESA_TRY(esa_weights_check(walk->w, env->report, env->report_user));
-    if (!load) return ESA_OK;
-    /* Packing copies every weight, so the file is only mapped and not copied a second time. */
-    ESA_TRY(esa_weights_load(walk->w, ESA_HOLD_FILE));
-    ESA_TRY(pack(vae, walk));
-    vae->parameters = esa_weights_parameters(walk->w);
-    vae->held = env->nn->held - env->nn->scratch_bytes - held;
-    return ESA_OK;
+    const esa_vae_stats stats = { .z_dim = vae->config.z_dim, .factor = 1 / vae->config.scaling };
+    esa_vae_walk walk;
+    ESA_TRY(esa_vae_walk_begin(&walk, &vae->env, most));
+    walk_layers(&walk, vae);
+    return esa_vae_walk_end(&walk, load ? &vae->held : NULL, &stats);
 }
 
 static esa_status open_vae(const esa_part_env *env, esa_hunyuan_vae **out,
@@ -185,7 +98,6 @@ static esa_status open_vae(const esa_part_env *env, esa_hunyuan_vae **out,
 {
     esa_ctx *ctx = env->nn->ctx;
     const int64_t blocks = (int64_t)config->levels * (config->res_blocks + 1);
-    vae_walk walk = { .cap = 16 + (blocks + 2) * 5 + config->levels };
     *out = NULL;
     esa_hunyuan_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
     if (!vae) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
@@ -193,12 +105,9 @@ static esa_status open_vae(const esa_part_env *env, esa_hunyuan_vae **out,
     vae->config = *config;
     vae->res_bytes = (int64_t)sizeof(hunyuan_res) * blocks;
     vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
-    walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
-    const esa_status status = vae->res_all && walk.piece
-                                  ? read_file(vae, &walk, load)
+    const esa_status status = vae->res_all
+                                  ? read_file(vae, 16 + (blocks + 2) * 5 + config->levels, load)
                                   : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
-    esa_weights_free(walk.w);
-    esa_mem_free(&ctx->mem, walk.piece, walk.cap * (int64_t)sizeof(vae_piece));
     if (!status && load)
         *out = vae;
     else
@@ -239,7 +148,7 @@ void esa_hunyuan_vae_free(esa_hunyuan_vae *vae)
         for (int32_t r = 0; r < l->res_count; r++) free_res(nn, &l->res[r]);
         esa_nn_conv_free(nn, &l->up);
     }
-    esa_nn_free(nn, vae->vectors, vae->vector_bytes);
+    esa_vae_held_free(nn, &vae->held);
     esa_mem_free(&nn->ctx->mem, vae->res_all, vae->res_bytes);
     esa_mem_free(&nn->ctx->mem, vae, sizeof *vae);
 }
@@ -247,7 +156,7 @@ void esa_hunyuan_vae_free(esa_hunyuan_vae *vae)
 void esa_hunyuan_vae_memory(const esa_hunyuan_vae *vae, int64_t *parameters, int64_t *held,
                             int64_t *mapped)
 {
-    *parameters = vae->parameters;
-    *held = vae->held;
+    *parameters = vae->held.parameters;
+    *held = vae->held.bytes;
     *mapped = 0;
 }

@@ -233,8 +233,8 @@ static esa_status start(vae_run *r, const hunyuan_cut *cut)
                                              .height = r->height,
                                              .width = r->width,
                                              .channels = z,
-                                             .scale = vae->scale,
-                                             .shift = vae->shift,
+                                             .scale = vae->held.scale,
+                                             .shift = vae->held.shift,
                                              .dtype = r->nn->ops->dtype };
         ESA_TRY(r->op->from_latents(r->nn, &args));
         ESA_TRY(conv_frame(r, &vae->post_quant, frame_of(r, &p, f), p.row, &one, first, NULL, 0,

@@ -4,7 +4,7 @@
 #define ESA_MODEL_HUNYUAN_VAE_PARTS_H
 
 #include "model/vae/hunyuan_vae.h"
-#include "nn/ops.h"
+#include "model/vae/vae_file.h"
 
 /* Weights and planes are in the memory of the device of env.nn. */
 
@@ -35,12 +35,9 @@ struct esa_hunyuan_vae {
     hunyuan_res mid[2];
     hunyuan_norm attn_norm, norm_out;
     hunyuan_level level[ESA_CONFIG_MAX_LEVELS];
-    int64_t parameters, held;
+    esa_vae_held held;
     hunyuan_res *res_all; /* the res blocks of all levels */
     int64_t res_bytes;
-    float *vectors; /* all norms, then scale and shift of the latents [z_dim] each */
-    float *scale, *shift;
-    int64_t vector_bytes;
 };
 
 /* A piece of latents [z_dim][frames][height][width] that lies in larger planes, with the pitches

@@ -148,8 +148,8 @@ static esa_status run_frame(vae_run *d, const esa_vae_cut *cut, int64_t t)
                                          .height = d->r.height,
                                          .width = d->r.width,
                                          .channels = z,
-                                         .scale = vae->scale,
-                                         .shift = vae->shift,
+                                         .scale = vae->held.scale,
+                                         .shift = vae->held.shift,
                                          .dtype = d->r.nn->ops->dtype };
     if (!d->r.dry) ESA_TRY(d->r.op->from_latents(d->r.nn, &args));
     esa_vae_plane p;

@@ -4,6 +4,7 @@
 #define ESA_MODEL_WAN_VAE_PARTS_H
 
 #include "model/vae/wan_vae.h"
+#include "model/vae/vae_file.h"
 
 #define ESA_VAE_KEPT 2 /* frames of history for a causal convolution with 3 taps in time */
 
@@ -62,12 +63,9 @@ struct esa_wan_vae {
     esa_vae_level level[ESA_CONFIG_MAX_LEVELS];
     int32_t levels, slots;
     int32_t in_slot, out_slot;
-    int64_t parameters, held;
+    esa_vae_held held;
     esa_vae_res *res_all; /* the res blocks of all levels */
     int64_t res_bytes;
-    float *vectors; /* all norms, then scale and shift of the latents [z_dim] each */
-    float *scale, *shift;
-    int64_t vector_bytes;
 };
 
 /* wan_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with
