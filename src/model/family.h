@@ -80,9 +80,6 @@ typedef struct esa_dit_ops {
     esa_status (*open)(const esa_part_env *env, esa_dit **dit, const void *configs);
     void (*free)(esa_dit *dit); /* accepts NULL */
     void (*memory)(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped);
-    /* Fills in what the weights take on the device: resident_blocks, device_bytes,
-     * streamed_bytes. */
-    void (*plan)(const esa_dit *dit, esa_model_info *info);
     /* The store of the weights, for its device memory (store.h). */
     esa_store *(*store)(esa_dit *dit);
     /* Fills in the layout that begin will make, but allocates nothing. The caller has set the

@@ -142,10 +142,6 @@ static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, i
 {
     esa_hunyuan_dit_memory(as_dit(dit), parameters, held, mapped);
 }
-static void dit_plan(const esa_dit *dit, esa_model_info *info)
-{
-    esa_hunyuan_dit_plan(as_dit(dit), info);
-}
 static esa_store *dit_store(esa_dit *dit) { return esa_hunyuan_dit_store(use_dit(dit)); }
 static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode)
@@ -261,7 +257,6 @@ const esa_family esa_hunyuan_family = {
              .open = dit_open,
              .free = dit_free,
              .memory = dit_memory,
-             .plan = dit_plan,
              .store = dit_store,
              .layout = dit_layout,
              .set_room = dit_set_room,

@@ -151,6 +151,17 @@ static esa_status describe_folder(esa_model *m)
     return ESA_OK;
 }
 
+/* What the transformer's weights take on the device. */
+static void describe_store(const esa_model *m, esa_model_info *info)
+{
+    esa_store_plan plan;
+    esa_store_get_plan(m->family->dit.store(m->dit), &plan);
+    info->device = m->nn.be->device;
+    info->resident_blocks = (int32_t)plan.resident;
+    info->device_bytes = plan.resident_bytes + plan.lane_bytes;
+    info->streamed_bytes = plan.streamed_bytes;
+}
+
 esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
 {
     if (!model || !info) return ESA_ERR_ARGUMENT;
@@ -159,7 +170,7 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
     const esa_family *f = model->family;
     if (model->dit) f->dit.memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
-    if (model->dit) f->dit.plan(model->dit, info);
+    if (model->dit) describe_store(model, info);
     if (model->vae) f->vae.memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
     if (model->text) f->text.memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
     for (int i = 0; i < 3; i++) {

@@ -12,8 +12,7 @@
 #ifndef ESA_MODEL_PART_H
 #define ESA_MODEL_PART_H
 
-#include "model/weights.h"
-#include "nn/nn.h"
+#include "model/store.h"
 
 typedef struct esa_part_env {
     esa_nn *nn;         /* nn->ctx is the caller's ctx */
@@ -42,5 +41,23 @@ typedef struct esa_part_env {
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
 } esa_part_env;
+
+/* Opens the files folder/STEM* in the model's folder, or random weights if env says so. part is
+ * the name in messages. */
+esa_status esa_part_open(const esa_part_env *env, esa_weights **w, const char *folder,
+                         const char *stem, const char *part);
+/* The same for a transformer, which may also come from the file env->transformer. */
+esa_status esa_part_open_transformer(const esa_part_env *env, esa_weights **w, const char *folder);
+
+/* Wants name.weight [out][in] and name.bias [out]. flags: ESA_WANT_*; a bias is never in F8. */
+void esa_part_want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
+                          const char *name);
+
+/* Loads checked weights into a store, as env says. */
+enum {
+    ESA_LOAD_TRANSFORMER, /* linear layers as env->linear and env->keep say */
+    ESA_LOAD_TEXT         /* BF16; a large encoder, which runs once, stays in its file */
+};
+esa_status esa_part_load(const esa_part_env *env, esa_store **store, esa_weights *w, int32_t kind);
 
 #endif

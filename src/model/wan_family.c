@@ -207,10 +207,6 @@ static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, i
 {
     esa_wan_pair_memory((const esa_wan_pair *)dit, parameters, held, mapped);
 }
-static void dit_plan(const esa_dit *dit, esa_model_info *info)
-{
-    esa_wan_dit_plan(active(dit), info);
-}
 static esa_store *dit_store(esa_dit *dit) { return esa_wan_dit_store(active(dit)); }
 static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode)
@@ -347,7 +343,6 @@ const esa_family esa_wan_family = {
              .open = dit_open,
              .free = dit_free,
              .memory = dit_memory,
-             .plan = dit_plan,
              .store = dit_store,
              .layout = dit_layout,
              .set_room = dit_set_room,

@@ -104,11 +104,11 @@ static void run_dit(const hunyuan_dit_case *c, int32_t linear, int64_t limit, do
     p.select.layout.text_back_q = (int32_t)c->rows;
     hunyuan_ok(&b, esa_hunyuan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector,
                                          p.select.mode, 1));
-    esa_model_info info = { .struct_size = sizeof info };
-    esa_hunyuan_dit_plan(dit, &info);
+    esa_store_plan plan;
+    esa_store_get_plan(esa_hunyuan_dit_store(dit), &plan);
     if (limit) {
-        print_message("%d of %d blocks stay\n", info.resident_blocks, p.layers);
-        assert_true(info.resident_blocks < p.layers && info.streamed_bytes > 0);
+        print_message("%d of %d blocks stay\n", (int)plan.resident, p.layers);
+        assert_true(plan.resident < p.layers && plan.streamed_bytes > 0);
     }
     const esa_text t = { .data = text, .pooled = pooled, .rows = c->rows, .valid = c->valid };
     hunyuan_ok(&b, esa_hunyuan_dit_text(dit, 0, &t));

@@ -35,7 +35,6 @@ void esa_cog_dit_free(esa_cog_dit *dit);
 /* The functions below are those of esa_dit_ops (family.h). */
 void esa_cog_dit_memory(const esa_cog_dit *dit, int64_t *parameters, int64_t *held,
                         int64_t *mapped);
-void esa_cog_dit_plan(const esa_cog_dit *dit, esa_model_info *info);
 void esa_cog_dit_set_room(esa_cog_dit *dit, const esa_dit_room *room);
 esa_store *esa_cog_dit_store(esa_cog_dit *dit);
 

@@ -5,13 +5,6 @@
 #include <stdio.h>
 #include "model/lora.h"
 
-static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
-                        const char *name)
-{
-    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
-    esa_weights_want(w, &l->bias, flags & ~ESA_WANT_F8, 1, &out, "%s.bias", name);
-}
-
 /* Weight and bias of a layer norm. */
 static void want_norm(esa_weights *w, esa_weight *weight, esa_weight *bias, int64_t n,
                       const char *name)
@@ -35,7 +28,7 @@ static void want_attention(esa_weights *w, esa_cog_dit *dit, int32_t i, int32_t 
         esa_weights_want(w, &part[k]->bias, k ? ESA_WANT_JOIN : 0, 1, &d,
                          "transformer_blocks.%d.attn1.%s.bias", i, called[k]);
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1.to_out.0", i);
-    want_linear(w, &b->out, f8, d, d, name);
+    esa_part_want_linear(w, &b->out, f8, d, d, name);
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1.norm_q", i);
     want_norm(w, &b->q_norm[0], &b->q_norm[1], dit->config.head_dim, name);
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1.norm_k", i);
@@ -51,15 +44,15 @@ static void want_block(esa_weights *w, esa_cog_dit *dit, int32_t i)
     char name[96];
     for (int32_t k = 0; k < 2; k++) {
         snprintf(name, sizeof name, "transformer_blocks.%d.norm%d.linear", i, k + 1);
-        want_linear(w, &b->norm[k].layer, 0, 6 * d, dit->config.time_dim, name);
+        esa_part_want_linear(w, &b->norm[k].layer, 0, 6 * d, dit->config.time_dim, name);
         snprintf(name, sizeof name, "transformer_blocks.%d.norm%d.norm", i, k + 1);
         want_norm(w, &b->norm[k].weight, &b->norm[k].bias, d, name);
     }
     want_attention(w, dit, i, f8);
     snprintf(name, sizeof name, "transformer_blocks.%d.ff.net.0.proj", i);
-    want_linear(w, &b->up, f8, dit->ffn, d, name);
+    esa_part_want_linear(w, &b->up, f8, dit->ffn, d, name);
     snprintf(name, sizeof name, "transformer_blocks.%d.ff.net.2", i);
-    want_linear(w, &b->down, f8, d, dit->ffn, name);
+    esa_part_want_linear(w, &b->down, f8, d, dit->ffn, name);
 }
 
 static void want_all(esa_weights *w, esa_cog_dit *dit)
@@ -69,13 +62,13 @@ static void want_all(esa_weights *w, esa_cog_dit *dit)
     esa_weights_want(w, &dit->patch.weight, 0, 4, (int64_t[]){ d, c->in_channels, p, p },
                      "patch_embed.proj.weight");
     if (c->patch_bias) esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embed.proj.bias");
-    want_linear(w, &dit->text_proj, 0, d, c->text_dim, "patch_embed.text_proj");
-    want_linear(w, &dit->time1, 0, E, d, "time_embedding.linear_1");
-    want_linear(w, &dit->time2, 0, E, E, "time_embedding.linear_2");
+    esa_part_want_linear(w, &dit->text_proj, 0, d, c->text_dim, "patch_embed.text_proj");
+    esa_part_want_linear(w, &dit->time1, 0, E, d, "time_embedding.linear_1");
+    esa_part_want_linear(w, &dit->time2, 0, E, E, "time_embedding.linear_2");
     want_norm(w, &dit->final_norm[0], &dit->final_norm[1], d, "norm_final");
-    want_linear(w, &dit->norm_out, 0, 2 * d, E, "norm_out.linear");
+    esa_part_want_linear(w, &dit->norm_out, 0, 2 * d, E, "norm_out.linear");
     want_norm(w, &dit->out_norm[0], &dit->out_norm[1], d, "norm_out.norm");
-    want_linear(w, &dit->proj_out, 0, p * p * c->out_channels, d, "proj_out");
+    esa_part_want_linear(w, &dit->proj_out, 0, p * p * c->out_channels, d, "proj_out");
     for (int32_t i = 0; i < c->layers; i++) {
         esa_weights_group(w, 1 + i);
         want_block(w, dit, i);
@@ -90,11 +83,7 @@ static esa_status check_file(const esa_part_env *env, esa_cog_dit *dit)
     dit->wave = esa_mem_alloc(&ctx->mem, 4 * dit->d);
     if (!dit->block || !dit->wave)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    ESA_TRY(env->random ? esa_weights_open_random(ctx, &dit->weights, "transformer")
-            : env->transformer
-                ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
-                : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
-                                        "diffusion_pytorch_model", "transformer"));
+    ESA_TRY(esa_part_open_transformer(env, &dit->weights, "transformer"));
     esa_weights_naming(dit->weights, &esa_cog_original);
     /* Tables of positions, and of words that are not used, in the files of the authors. */
     esa_weights_ignore(dit->weights, "mixins.pos_embed.");
@@ -138,14 +127,8 @@ esa_status esa_cog_dit_open(const esa_part_env *env, esa_cog_dit **dit,
                             const esa_cog_config *config)
 {
     ESA_TRY(make(env, dit, config));
-    esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-    const esa_store_settings settings = { .hold = env->hold,
-                                          .linear = env->linear,
-                                          .keep = env->keep,
-                                          .limit = env->limit,
-                                          .ask = env->ask,
-                                          .ask_user = env->ask_user };
-    const esa_status status = esa_store_open(env->nn, &(*dit)->store, (*dit)->weights, &settings);
+    const esa_status status = esa_part_load(env, &(*dit)->store, (*dit)->weights,
+                                            ESA_LOAD_TRANSFORMER);
     if (!status) return ESA_OK;
     esa_cog_dit_free(*dit);
     *dit = NULL;
@@ -168,16 +151,6 @@ void esa_cog_dit_memory(const esa_cog_dit *dit, int64_t *parameters, int64_t *he
 {
     *parameters = esa_weights_parameters(dit->weights);
     esa_weights_memory(dit->weights, held, mapped);
-}
-
-void esa_cog_dit_plan(const esa_cog_dit *dit, esa_model_info *info)
-{
-    esa_store_plan plan;
-    esa_store_get_plan(dit->store, &plan);
-    info->device = dit->nn->be->device;
-    info->resident_blocks = (int32_t)plan.resident;
-    info->device_bytes = plan.resident_bytes + plan.lane_bytes;
-    info->streamed_bytes = plan.streamed_bytes;
 }
 
 void esa_cog_dit_set_watch(esa_cog_dit *dit, esa_cog_dit_watch watch, void *user)

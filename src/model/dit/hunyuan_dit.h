@@ -31,7 +31,6 @@ esa_status esa_hunyuan_dit_open(const esa_part_env *env, esa_hunyuan_dit **dit,
 void esa_hunyuan_dit_free(esa_hunyuan_dit *dit);
 void esa_hunyuan_dit_memory(const esa_hunyuan_dit *dit, int64_t *parameters, int64_t *held,
                             int64_t *mapped);
-void esa_hunyuan_dit_plan(const esa_hunyuan_dit *dit, esa_model_info *info);
 esa_store *esa_hunyuan_dit_store(esa_hunyuan_dit *dit);
 esa_status esa_hunyuan_dit_layout(const esa_hunyuan_dit *dit, const int32_t latent[3],
                                   esa_layout *layout, int32_t selector, int32_t mode);

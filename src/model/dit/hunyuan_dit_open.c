@@ -5,20 +5,13 @@
 #include "model/dit/hunyuan_dit_internal.h"
 #include "model/lora.h"
 
-static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
-                        const char *name)
-{
-    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
-    esa_weights_want(w, &l->bias, flags & ~ESA_WANT_F8, 1, (int64_t[]){ out }, "%s.bias", name);
-}
-
 /* A layer whose name is prefix.part. */
 static void want_part(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
                       const char *prefix, const char *part)
 {
     char name[128];
     snprintf(name, sizeof name, "%s.%s", prefix, part);
-    want_linear(w, l, flags, out, in, name);
+    esa_part_want_linear(w, l, flags, out, in, name);
 }
 
 static void want_mlp(esa_weights *w, hunyuan_mlp *m, int64_t d, int64_t in, const char *prefix)
@@ -109,10 +102,10 @@ static void want_all(esa_weights *w, esa_hunyuan_dit *dit)
              "context_embedder.time_text_embed.timestep_embedder");
     want_mlp(w, &dit->refine_text, d, c->text_dim,
              "context_embedder.time_text_embed.text_embedder");
-    want_linear(w, &dit->proj_in, 0, d, c->text_dim, "context_embedder.proj_in");
+    esa_part_want_linear(w, &dit->proj_in, 0, d, c->text_dim, "context_embedder.proj_in");
     for (int32_t i = 0; i < c->refiners; i++) want_refiner(w, dit, i);
-    want_linear(w, &dit->norm_out, 0, 2 * d, d, "norm_out.linear");
-    want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
+    esa_part_want_linear(w, &dit->norm_out, 0, 2 * d, d, "norm_out.linear");
+    esa_part_want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
     for (int32_t i = 0; i < dit->blocks; i++) {
         /* The first and the last block lose most by F8. */
         const int32_t f8 = i > 0 && i < dit->blocks - 1 ? ESA_WANT_F8 : 0;
@@ -138,11 +131,7 @@ static esa_status check_file(const esa_part_env *env, esa_hunyuan_dit *dit)
     dit->wave = esa_mem_alloc(&ctx->mem, 2 * 4 * ESA_HUNYUAN_WAVE);
     if (!dit->stream || !dit->refiner || !dit->wave)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    ESA_TRY(env->random ? esa_weights_open_random(ctx, &dit->weights, "transformer")
-            : env->transformer
-                ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
-                : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
-                                        "diffusion_pytorch_model", "transformer"));
+    ESA_TRY(esa_part_open_transformer(env, &dit->weights, "transformer"));
     esa_weights_naming(dit->weights, &esa_hunyuan_original);
     ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);
@@ -183,14 +172,8 @@ esa_status esa_hunyuan_dit_open(const esa_part_env *env, esa_hunyuan_dit **dit,
                                 const esa_hunyuan_config *config)
 {
     ESA_TRY(make(env, dit, config));
-    esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-    const esa_store_settings settings = { .hold = env->hold,
-                                          .linear = env->linear,
-                                          .keep = env->keep,
-                                          .limit = env->limit,
-                                          .ask = env->ask,
-                                          .ask_user = env->ask_user };
-    const esa_status status = esa_store_open(env->nn, &(*dit)->store, (*dit)->weights, &settings);
+    const esa_status status = esa_part_load(env, &(*dit)->store, (*dit)->weights,
+                                            ESA_LOAD_TRANSFORMER);
     if (!status) return ESA_OK;
     esa_hunyuan_dit_free(*dit);
     *dit = NULL;
@@ -215,16 +198,6 @@ void esa_hunyuan_dit_memory(const esa_hunyuan_dit *dit, int64_t *parameters, int
 {
     *parameters = esa_weights_parameters(dit->weights);
     esa_weights_memory(dit->weights, held, mapped);
-}
-
-void esa_hunyuan_dit_plan(const esa_hunyuan_dit *dit, esa_model_info *info)
-{
-    esa_store_plan plan;
-    esa_store_get_plan(dit->store, &plan);
-    info->device = dit->nn->be->device;
-    info->resident_blocks = (int32_t)plan.resident;
-    info->device_bytes = plan.resident_bytes + plan.lane_bytes;
-    info->streamed_bytes = plan.streamed_bytes;
 }
 
 esa_store *esa_hunyuan_dit_store(esa_hunyuan_dit *dit) { return dit->store; }

@@ -36,9 +36,6 @@ void esa_wan_dit_free(esa_wan_dit *dit);
 void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *held,
                         int64_t *mapped);
 
-/* Fills in what the weights take on the device: resident_blocks, device_bytes, streamed_bytes. */
-void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
-
 /* begin makes the weights leave that much free; NULL: it estimates. */
 void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_dit_room *room);
 /* The store of the weights, for its device memory (store.h). */

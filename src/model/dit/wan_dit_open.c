@@ -6,13 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
-                        const char *name)
-{
-    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
-    esa_weights_want(w, &l->bias, flags & ~ESA_WANT_F8, 1, (int64_t[]){ out }, "%s.bias", name);
-}
-
 /* q, k and v of self-attention are one matrix on devices that can use it. f8: ESA_WANT_F8 or 0. The
  * keys and values of the text are made once, so they stay as they are. */
 static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int32_t number,
@@ -30,7 +23,7 @@ static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int
         esa_weights_want(w, &part[i]->bias, self && i ? ESA_WANT_JOIN : 0, 1, &d,
                          "blocks.%d.attn%d.%s.bias", layer, number, called[i]);
     snprintf(name, sizeof name, "blocks.%d.attn%d.to_out.0", layer, number);
-    want_linear(w, &a->out, f8, d, d, name);
+    esa_part_want_linear(w, &a->out, f8, d, d, name);
     esa_weights_want(w, &a->norm_q, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_q.weight", layer,
                      number);
     esa_weights_want(w, &a->norm_k, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_k.weight", layer,
@@ -49,9 +42,9 @@ static void want_block(esa_weights *w, esa_wan_dit *dit, int32_t i)
     want_attn(w, &b->cross, d, i, 2, f8);
     if (c->image_dim) {
         snprintf(name, sizeof name, "blocks.%d.attn2.add_k_proj", i);
-        want_linear(w, &b->cross.image_k, 0, d, d, name);
+        esa_part_want_linear(w, &b->cross.image_k, 0, d, d, name);
         snprintf(name, sizeof name, "blocks.%d.attn2.add_v_proj", i);
-        want_linear(w, &b->cross.image_v, 0, d, d, name);
+        esa_part_want_linear(w, &b->cross.image_v, 0, d, d, name);
         esa_weights_want(w, &b->cross.norm_image_k, ESA_WANT_F32, 1, &d,
                          "blocks.%d.attn2.norm_added_k.weight", i);
     }
@@ -60,9 +53,9 @@ static void want_block(esa_weights *w, esa_wan_dit *dit, int32_t i)
         esa_weights_want(w, &b->norm2_bias, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.bias", i);
     }
     snprintf(name, sizeof name, "blocks.%d.ffn.net.0.proj", i);
-    want_linear(w, &b->up, f8, c->ffn, d, name);
+    esa_part_want_linear(w, &b->up, f8, c->ffn, d, name);
     snprintf(name, sizeof name, "blocks.%d.ffn.net.2", i);
-    want_linear(w, &b->down, f8, d, c->ffn, name);
+    esa_part_want_linear(w, &b->down, f8, d, c->ffn, name);
 }
 
 static void want_image(esa_weights *w, wan_embedder *e, int64_t image, int64_t d)
@@ -72,9 +65,9 @@ static void want_image(esa_weights *w, wan_embedder *e, int64_t image, int64_t d
     esa_weights_want(w, &e->norm1_weight, ESA_WANT_F32, 1, &image, "%s.norm1.weight", base);
     esa_weights_want(w, &e->norm1_bias, ESA_WANT_F32, 1, &image, "%s.norm1.bias", base);
     snprintf(name, sizeof name, "%s.ff.net.0.proj", base);
-    want_linear(w, &e->up, 0, image, image, name);
+    esa_part_want_linear(w, &e->up, 0, image, image, name);
     snprintf(name, sizeof name, "%s.ff.net.2", base);
-    want_linear(w, &e->down, 0, d, image, name);
+    esa_part_want_linear(w, &e->down, 0, d, image, name);
     esa_weights_want(w, &e->norm2_weight, ESA_WANT_F32, 1, &d, "%s.norm2.weight", base);
     esa_weights_want(w, &e->norm2_bias, ESA_WANT_F32, 1, &d, "%s.norm2.bias", base);
 }
@@ -89,14 +82,16 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     const int64_t kernel[5] = { d, c->in_channels, c->patch[0], c->patch[1], c->patch[2] };
     esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "patch_embedding.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embedding.bias");
-    want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim,
-                "condition_embedder.time_embedder.linear_1");
-    want_linear(w, &dit->time2, ESA_WANT_F32, d, d, "condition_embedder.time_embedder.linear_2");
-    want_linear(w, &dit->time_proj, 0, 6 * d, d, "condition_embedder.time_proj");
-    want_linear(w, &dit->text1, 0, d, c->text_dim, "condition_embedder.text_embedder.linear_1");
-    want_linear(w, &dit->text2, 0, d, d, "condition_embedder.text_embedder.linear_2");
+    esa_part_want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim,
+                         "condition_embedder.time_embedder.linear_1");
+    esa_part_want_linear(w, &dit->time2, ESA_WANT_F32, d, d,
+                         "condition_embedder.time_embedder.linear_2");
+    esa_part_want_linear(w, &dit->time_proj, 0, 6 * d, d, "condition_embedder.time_proj");
+    esa_part_want_linear(w, &dit->text1, 0, d, c->text_dim,
+                         "condition_embedder.text_embedder.linear_1");
+    esa_part_want_linear(w, &dit->text2, 0, d, d, "condition_embedder.text_embedder.linear_2");
     if (c->image_dim) want_image(w, &dit->image, c->image_dim, d);
-    want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
+    esa_part_want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
     esa_weights_want(w, &dit->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 2, d }, "scale_shift_table");
     for (int32_t i = 0; i < c->layers; i++)
         esa_weights_want(w, &dit->block[i].table, ESA_WANT_F32, 3, (int64_t[]){ 1, 6, d },
@@ -117,11 +112,8 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
     if (!dit->block || !dit->wave)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
     const char *const part = dit->config.folder ? dit->config.folder : "transformer";
-    ESA_TRY(env->random        ? esa_weights_open_random(ctx, &dit->weights, part)
-            : file             ? esa_weights_open_memory(ctx, &dit->weights, file, size, part)
-            : env->transformer ? esa_weights_open_file(ctx, &dit->weights, env->transformer, part)
-                               : esa_weights_open_part(ctx, &dit->weights, env->folder, part,
-                                                       "diffusion_pytorch_model", part));
+    ESA_TRY(file ? esa_weights_open_memory(ctx, &dit->weights, file, size, part)
+                 : esa_part_open_transformer(env, &dit->weights, part));
     esa_weights_naming(dit->weights, &esa_wan_original);
     if (!file) ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);
@@ -159,14 +151,8 @@ esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *conf
 
 static esa_status load(const esa_part_env *env, esa_wan_dit **dit)
 {
-    esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-    const esa_store_settings settings = { .hold = env->hold,
-                                          .linear = env->linear,
-                                          .keep = env->keep,
-                                          .limit = env->limit,
-                                          .ask = env->ask,
-                                          .ask_user = env->ask_user };
-    const esa_status status = esa_store_open(env->nn, &(*dit)->store, (*dit)->weights, &settings);
+    const esa_status status = esa_part_load(env, &(*dit)->store, (*dit)->weights,
+                                            ESA_LOAD_TRANSFORMER);
     if (!status) return ESA_OK;
     esa_wan_dit_free(*dit);
     *dit = NULL;
@@ -203,16 +189,6 @@ void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *he
 {
     *parameters = esa_weights_parameters(dit->weights);
     esa_weights_memory(dit->weights, held, mapped);
-}
-
-void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info)
-{
-    esa_store_plan plan;
-    esa_store_get_plan(dit->store, &plan);
-    info->device = dit->nn->be->device;
-    info->resident_blocks = (int32_t)plan.resident;
-    info->device_bytes = plan.resident_bytes + plan.lane_bytes;
-    info->streamed_bytes = plan.streamed_bytes;
 }
 
 void esa_wan_dit_set_watch(esa_wan_dit *dit, esa_wan_dit_watch watch, void *user)

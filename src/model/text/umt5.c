@@ -3,11 +3,9 @@
 #include "model/text/umt5.h"
 
 #include <math.h>
-#include "model/store.h"
 #include "nn/ops.h"
 
-#define LARGE (INT64_C(1) << 30) /* an encoder of this many bytes in f32 stays in its file */
-#define ROOM  (INT64_C(1) << 18) /* floats that go to the device at a time */
+#define ROOM (INT64_C(1) << 18) /* floats that go to the device at a time */
 
 typedef struct umt5_layer {
     esa_linear q, k, v, o, gate, linear, out; /* without biases */
@@ -92,21 +90,10 @@ static esa_status read_file(esa_umt5 *e, int32_t load)
     e->layer_bytes = (int64_t)sizeof(umt5_layer) * e->config.layers;
     e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
     if (!e->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    ESA_TRY(env->random ? esa_weights_open_random(ctx, &e->weights, "text encoder")
-                        : esa_weights_open_part(ctx, &e->weights, env->folder, "text_encoder",
-                                                "model", "text encoder"));
+    ESA_TRY(esa_part_open(env, &e->weights, "text_encoder", "model", "text encoder"));
     want_all(e);
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
-    if (!load) return ESA_OK;
-    const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
-    const esa_store_settings settings = {
-        .hold = env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold,
-        .limit = env->limit,
-        .ask = env->ask,
-        .ask_user = env->ask_user,
-    };
-    esa_weights_watch(e->weights, env->tick, env->tick_user);
-    return esa_store_open(env->nn, &e->store, e->weights, &settings);
+    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_TEXT) : ESA_OK;
 }
 
 static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,

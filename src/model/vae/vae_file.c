@@ -16,9 +16,7 @@ esa_status esa_vae_walk_begin(esa_vae_walk *k, const esa_part_env *env, int64_t 
     *k = (esa_vae_walk){ .env = env, .most = most, .held = bytes_in_use(env->nn) };
     k->layer = esa_mem_zalloc(&ctx->mem, most * (int64_t)sizeof *k->layer);
     if (!k->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
-    const esa_status status = env->random ? esa_weights_open_random(ctx, &k->w, "vae")
-                                          : esa_weights_open_part(ctx, &k->w, env->folder, "vae",
-                                                                  "diffusion_pytorch_model", "vae");
+    const esa_status status = esa_part_open(env, &k->w, "vae", "diffusion_pytorch_model", "vae");
     if (status) close_file(k);
     return status;
 }
