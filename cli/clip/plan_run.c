@@ -394,18 +394,13 @@ static int costs_of(const job *j, esa_work_costs *costs)
 {
     const esa_generate_params *p = &j->base.p;
     const esa_model_info *m = &j->maker.info;
-    esa_session_params s = p->session;
     esa_shapes shapes = esa_shapes_default();
-    const int32_t size[3] = { (p->frames - 1) / m->factor[0] + 1, p->height / m->factor[1],
-                              p->width / m->factor[2] };
-    for (int i = 0; i < 3; i++) s.select.layout.grid_q[i] = size[i] / m->patch[i];
-    s.branches = p->guidance > 1 ? 2 : 1;
     shapes.B = 1;
     shapes.Hq = shapes.Hkv = m->heads;
     shapes.Nq = shapes.Nk = j->base.tokens;
     shapes.D = m->head_dim;
     costs->struct_size = sizeof *costs;
-    const esa_status status = esa_session_costs(j->maker.ctx, costs, &s, &shapes);
+    const esa_status status = esa_session_costs(j->maker.ctx, costs, &p->session, &shapes);
     if (costs->floor < densities[0]) costs->floor = densities[0];
     return cli_status(j->maker.ctx, status, what);
 }
@@ -413,12 +408,12 @@ static int costs_of(const job *j, esa_work_costs *costs)
 /* The least work of a clip; *reached receives 1 if it is not above work. */
 static int least_work(job *j, const esa_work_costs *costs, double work, int *reached, double *least)
 {
-    const int32_t T = j->steps, cells = j->layers * T;
     const esa_session_params *s = &j->base.p.session;
+    const int32_t T = j->steps, cells = j->layers * T, warmup = esa_warmup_steps(s->warmup_frac, T);
     uint8_t *dense = calloc((size_t)cells, 1);
     if (!dense) return cli_fail("%s: out of memory", what);
     for (int32_t i = 0; i < cells; i++) {
-        dense[i] = i % T < ceil(s->warmup_frac * T - 1e-9) || (s->dense_first_layer && i < T);
+        dense[i] = i % T < warmup || (s->dense_first_layer && i < T);
         for (int k = 0; k < j->base.dense_layers.count; k++)
             dense[i] |= i / T == j->base.dense_layers.whole[k];
     }

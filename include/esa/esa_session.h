@@ -133,7 +133,10 @@ typedef struct esa_session_params {
      * calls run in 8 bits too. */
     int32_t steps16_first, steps16_last; /* 0 .. steps (0) */
     int32_t layers16_count;
-    int32_t reserved0;
+    /* For work: how many branches run at each step, 1 .. branches. They share the cost of masks and
+     * orders if share_branches is 1. A session may announce more branches than run at a step, such
+     * as those of a second transformer. 0: two, or one if branches is 1 (0) */
+    int32_t step_branches;
     const int32_t *layers16;
     int64_t reserved[1];
 } esa_session_params;

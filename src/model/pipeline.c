@@ -216,7 +216,8 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
     return status;
 }
 
-/* Blocks and order as the selection will use them; scale and the rest stay as they were given. */
+/* Blocks, order, grid and text as the selection will use them; scale and the rest stay as they were
+ * given. */
 static esa_status resolve_selection(const esa_model *m, esa_run *r)
 {
     esa_select_params *s = &r->p.session.select, given = *s, resolved;
@@ -225,7 +226,9 @@ static esa_status resolve_selection(const esa_model *m, esa_run *r)
         esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens, m->facts.info.head_dim));
     s->block_q = resolved.block_q;
     s->block_k = resolved.block_k;
+    s->layout = given.layout;
     s->layout.order = resolved.layout.order;
+    r->p.session.branches = r->branches;
     return ESA_OK;
 }
 

@@ -201,6 +201,7 @@ static esa_status make_session(esa_model *m, esa_run *r)
     r->apart = m->facts.boundary > 0 && s.mode != ESA_SESSION_CACHED &&
                s.mode != ESA_SESSION_RECORD && s.mode != ESA_SESSION_PROBE;
     s.branches = r->branches * (r->apart ? 2 : 1);
+    s.step_branches = r->branches;
     s.model = m->facts.info.name;
     s.config_hash = m->facts.info.config_hash;
     ESA_TRY(m->family->dit.layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));

@@ -56,6 +56,7 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                   { "strict", p->strict, 0, 1 },
                   { "dense_first_layer", p->dense_first_layer, 0, 1 },
                   { "share_branches", p->share_branches, 0, 1 },
+                  { "step_branches", p->step_branches, 0, p->branches },
                   { "step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST },
                   { "dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS },
                   { "record_groups", p->record_groups, 0, p->steps },

@@ -627,6 +627,9 @@ static void says_what_would_run(void **state)
     assert_int_equal(p.session.select.block_k, 128);
     assert_int_equal(p.session.select.layout.order, ESA_ORDER_RASTER);
     assert_true(p.session.select.scale == 0);
+    const int32_t *grid = p.session.select.layout.grid_q;
+    assert_true(grid[0] == 2 && grid[1] == 4 && grid[2] == 4);
+    assert_int_equal(p.session.branches, p.guidance > 1 ? 2 : 1);
     p.prompt = "a red ball";
     p.session.select.block_q = p.session.select.block_k = 16;
     p.session.warmup_frac = 0;

@@ -475,6 +475,8 @@ static void test_refusals(void **state)
     REFUSED(p.layers = 0, ESA_ERR_ARGUMENT, "layers is 0");
     REFUSED(p.steps = -3, ESA_ERR_ARGUMENT, "steps is -3");
     REFUSED(p.branches = 0, ESA_ERR_ARGUMENT, "branches is 0");
+    REFUSED(p.step_branches = p.branches + 1, ESA_ERR_ARGUMENT, "step_branches is");
+    REFUSED(p.step_branches = -1, ESA_ERR_ARGUMENT, "step_branches is -1");
     REFUSED(p.refresh_every = -2, ESA_ERR_ARGUMENT, "refresh_every is -2");
     REFUSED(p.warmup_frac = 1.5, ESA_ERR_ARGUMENT, "1.5");
     REFUSED(p.warmup_frac = NAN, ESA_ERR_ARGUMENT, "warmup_frac");

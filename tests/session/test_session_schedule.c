@@ -311,7 +311,16 @@ static void test_least_work(void **state)
         shapes.Hq = shapes.Hkv = m.H;
         shapes.Nq = shapes.Nk = m.N;
         shapes.D = m.D;
-        ok(ctx, esa_session_costs(ctx, &costs, &p, &shapes));
+        /* of the branches that are announced, some run at a step */
+        static const int32_t announced[][3] = {
+            { 4, 0, 2 }, { 4, 1, 1 }, { 4, 3, 3 }, { 1, 0, 1 }
+        };
+        for (int k = 0; k < 4; k++) {
+            p.branches = announced[k][0];
+            p.step_branches = announced[k][1];
+            ok(ctx, esa_session_costs(ctx, &costs, &p, &shapes));
+            assert_int_equal(costs.branches, announced[k][2]);
+        }
         assert_true(costs.floor >= 1.0 / 15 && costs.exact > 0 && costs.select > 0);
         assert_int_equal(
             esa_work_plan_solve(ctx, NULL, density, 2, 6, NULL, NULL, 0, &costs, &least),

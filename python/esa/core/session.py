@@ -84,6 +84,8 @@ class Session:
         Of the attention; scale None: D ** -0.5.
     sigma
         Noise level of each step, falling, within 0 .. 1; None: unknown. A work plan looks the steps up by it.
+    step_branches
+        For work: how many of the branches run at each step; 0: two, or one if there is but one.
     heads
         (first, total): calls have the heads from `first` on of `total` (sequence parallelism); (0, 0): all of them.
 
@@ -111,7 +113,7 @@ class Session:
     def __init__(self, config: EsaConfig, *, layers: int, steps: int, branches: int = 1, layout: Layout | None = None,
                  model: str | None = None, config_hash: str | None = None, record: bool = False, record_groups: int = 0,
                  record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
-                 heads: tuple[int, int] = (0, 0), sigma: Sequence[float] | None = None) -> None:
+                 heads: tuple[int, int] = (0, 0), sigma: Sequence[float] | None = None, step_branches: int = 0) -> None:
         config = EsaConfig.check(config)
         if config.step_cache:
             raise ValueError(
@@ -135,7 +137,7 @@ class Session:
         p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens, T.STEP_MAPS[config.step_map]
         dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
         p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
-        p.share_branches = int(config.share_branches)
+        p.share_branches, p.step_branches = int(config.share_branches), step_branches
         p.model, p.config_hash = _text(model), _text(config_hash)
         self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
         if self.mode == "online" and config.spends_work:

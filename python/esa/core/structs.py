@@ -98,7 +98,7 @@ class SessionParams(C.Structure):
                 ("share_branches", C.c_int32), ("density", C.POINTER(C.c_double)), ("work", C.c_double),
                 ("plan", C.c_void_p), ("sigma", C.POINTER(C.c_double)), ("probe", C.POINTER(C.c_double)),
                 ("probe_count", C.c_int32), ("work_or_least", C.c_int32), ("steps16_first", C.c_int32),
-                ("steps16_last", C.c_int32), ("layers16_count", C.c_int32), ("reserved0", C.c_int32),
+                ("steps16_last", C.c_int32), ("layers16_count", C.c_int32), ("step_branches", C.c_int32),
                 ("layers16", C.POINTER(C.c_int32)), ("reserved", C.c_int64 * 1)]
 
 

@@ -237,13 +237,21 @@ class Run:
             self._video = self.moment.video
             self.videos += 1
         assert self._steps_now is not None
-        session = self.sessions.get(Key(geometry, self._steps_now, query.device), recording=self.record is not None)
+        session = self.sessions.get(Key(geometry, self._steps_now, query.device, self._step_branches()),
+                                    recording=self.record is not None)
         session.step(self.moment.step, self._branch)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         session.attention(layer, query, key, value, input_layout="BSND", out=out, kv_len=lengths)
         return out
 
     # ---- sessions
+
+    def _step_branches(self) -> int:
+        """How many calls of a step may share masks, for a run that spends work: a doubled batch is one call, and a
+        pipeline that does not say that it guides makes one."""
+        if not self.config.spends_work or self.record is not None or self.clock.pipe is None:
+            return 0
+        return 2 if getattr(self.clock.pipe, "do_classifier_free_guidance", False) and not self.family.batched else 1
 
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
@@ -283,7 +291,8 @@ class Run:
         session = Session(config, layers=self.layers, steps=key.steps, branches=branches, layout=layout,
                           model=self.model, config_hash=self.config_hash, record=self.record is not None,
                           record_groups=record.groups, record_per_branch=record.per_branch, device=key.device,
-                          heads=self._heads(), sigma=self._sigma(key.steps) if config.spends_work else None)
+                          heads=self._heads(), sigma=self._sigma(key.steps) if config.spends_work else None,
+                          step_branches=key.branches)
         if self.resume is not None:
             session.load_recording(self.resume)
         return session

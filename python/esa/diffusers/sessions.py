@@ -24,6 +24,7 @@ class Key:
     geometry: Geometry
     steps: int
     device: torch.device
+    branches: int = 0                               # that run at each step; 0: unknown, or it does not matter
 
     def __str__(self) -> str:
         text = self.geometry.text_front + self.geometry.text_back
