@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Few steps without guidance, as distilled models run, in every family of the engine: the warm-up is a step or two, the
+work that was asked for is kept or the least one is taken, a plan measured at four steps can be spent, and `esa.apply`
+does the same."""
+import json
+
+import esa as package
+import pytest
+from engine_minis import BLOCK, FAMILIES, PROMPT, far, make, run_esa
+
+# f32 against f32 over up to eight steps, of the largest number; 3e-6 is seen.
+CLOSE = 2.5e-5
+BLOCKS = ("--block", f"{BLOCK}x{BLOCK}")
+WARMUP = {4: 1, 8: 2}                           # a fifth of the steps, rounded up
+
+
+# Choosing blocks costs short videos more than it saves: these are long enough for the work below at four steps.
+SIZES = {"cogvideox": (17, 128, 160), "hunyuan": (33, 128, 192), "wan": (17, 192, 192)}
+WORK = 0.75
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    made = make(request.param, tmp_path_factory.mktemp(request.param) / "mini")
+    made.guidance, made.branches, made.size = 1.0, 1, SIZES[request.param.split("_")[0].removesuffix("22")]
+    return made
+
+
+def check_work(family):
+    """Blocks are whole, so works are a percent off. HunyuanVideo spends less: plans count its padded text."""
+    realised = family.said["attention_work"]["realised"]
+    assert WORK - (0.12 if family.name == "hunyuan" else 0.02) <= realised <= WORK + 0.02
+    assert family.said["sparse_calls"] > 0
+
+
+def test_warmup(family):
+    for steps, warmup in WARMUP.items():
+        family.ours("--method", "entropy", "--budget", 0.6, *BLOCKS, steps=steps)
+        said = family.said
+        assert (said["steps"], said["computed_steps"], said["warmup_steps"]) == (steps, steps, warmup)
+        assert said["sparse_calls"] == (steps - warmup) * (family.layers - 1)       # layer 0 is dense
+
+
+@pytest.mark.parametrize("selector", ("entropy", "error"))
+def test_the_package_does_the_same(family, selector):
+    asked = {"work": WORK} if selector == "error" else {"budget": 0.6}
+    config = package.EsaConfig(selector=selector, block=BLOCK, order="hilbert", **asked)
+    with package.apply(family.pipe, config) as handle:
+        want = family.theirs(steps=4)
+        stats = handle.stats()
+    got = family.ours("--method", selector, f"--{next(iter(asked))}", *asked.values(), *BLOCKS, "--order", "hilbert",
+                      steps=4)
+    assert family.said["sparse_calls"] == stats.sparse_calls > 0
+    assert family.said["attention_work"]["realised"] == pytest.approx(stats.work, abs=1e-6)
+    if selector == "error":
+        check_work(family)
+        assert family.said["warmup_steps"] == 0
+    assert far(got, want) <= CLOSE, far(got, want)
+
+
+@pytest.mark.slow
+def test_work_and_presets(family):
+    """The work that was asked for is kept. A preset that so short a run cannot reach takes the least work, and says
+    so; the step cache leaves none of four steps out."""
+    least = {}
+    for steps in (4, 8):
+        for preset in ("faithful", "fast"):
+            family.ours("--preset", preset, "--cache", "auto", *BLOCKS, steps=steps)
+            said = family.said
+            work = said["attention_work"]
+            assert said["sparse_calls"] > 0 and (steps > 4 or said["computed_steps"] == 4)
+            least[steps, preset] = work["realised"]
+            assert work["realised"] <= max(work["asked"], 0.72) + 0.02, "the least that four steps can take is 0.72"
+        family.ours("--method", "error", "--work", WORK, *BLOCKS, steps=steps)
+        check_work(family)
+    assert least[8, "fast"] <= least[8, "faithful"] + 1e-9
+
+
+@pytest.mark.slow
+def test_plans(family, tmp_path):
+    """A plan is measured at four steps and spent at four and at eight."""
+    plan, prompts = tmp_path / "plan", tmp_path / "prompts.txt"
+    prompts.write_text(f"{PROMPT}\na blue box falls\n")
+    done = run_esa("calibrate", *family.options(4), "--prompts", prompts, "--num-prompts", 1, "--held-out", 1, "--plan",
+                   plan, "--json", tmp_path / "plan.json", *BLOCKS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())
+    for steps in (4, 8):
+        family.ours("--plan", plan, "--work", WORK, *BLOCKS, steps=steps)
+        check_work(family)
