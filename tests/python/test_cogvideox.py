@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native engine and diffusers make the same videos with CogVideoX: 2B-like (added positions, DPM, dynamic guidance)
-and 5B-like (rotations, DDIM) minis, and `--check` knows the true names and shapes. test_engine_masks.py has sparse
-attention and mask files."""
-import json
-import shutil
-import struct
+and 5B-like (rotations, DDIM) minis. test_engine_masks.py has sparse attention and mask files, test_published.py the
+published models."""
 import subprocess
 
 import numpy
@@ -106,75 +103,3 @@ def test_lora(minis, tmp_path):
     pipe.unload_lora_weights()
     assert off(load_file(tmp_path / "l")["latents"], want) < CLOSE
     assert off(want, theirs(pipe, dynamic)) > 100 * CLOSE
-
-
-# ---------------------------------------------------------------- true names and shapes
-
-TRUE = {
-    "cogvideox-2b": dict(num_attention_heads=30, num_layers=30),
-    "cogvideox-5b": dict(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True),
-}
-
-
-def write_header(path, shapes):
-    """A safetensors file of the right length without data: a hole."""
-    header, at = {}, 0
-    for name, shape in shapes.items():
-        size = 2 * int(numpy.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
-
-
-def write_part(folder, model, stem, shards):
-    """The config, and shards with an index, as the hub has them."""
-    folder.mkdir(parents=True)
-    model.save_config(folder) if hasattr(model, "save_config") else model.config.save_pretrained(folder)
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items() if "embed_tokens" not in name}
-    names, files = list(shapes), {}
-    for i in range(shards):
-        file = f"{stem}-{i + 1:05}-of-{shards:05}.safetensors" if shards > 1 else f"{stem}.safetensors"
-        part = names[i * len(names) // shards: (i + 1) * len(names) // shards]
-        write_header(folder / file, {name: shapes[name] for name in part})
-        files |= dict.fromkeys(part, file)
-    if shards > 1:
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    return shapes
-
-
-@pytest.mark.parametrize("name", list(TRUE))
-def test_true_names_and_shapes(minis, tmp_path, name):
-    from diffusers import AutoencoderKLCogVideoX, CogVideoXTransformer3DModel
-    from transformers import T5Config, T5EncoderModel
-    root = tmp_path / name
-    shutil.copytree(minis["five"][0], root, ignore=shutil.ignore_patterns("transformer", "vae", "text_encoder"))
-    with torch.device("meta"):
-        transformer = CogVideoXTransformer3DModel(**TRUE[name])
-        vae = AutoencoderKLCogVideoX(down_block_types=("CogVideoXDownBlock3D", ) * 4,
-                                     up_block_types=("CogVideoXUpBlock3D", ) * 4)
-        text = T5EncoderModel(T5Config(vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24,
-                                       num_heads=64, feed_forward_proj="gated-gelu"))
-    shapes = write_part(root / "transformer", transformer, "diffusion_pytorch_model", 2)
-    write_part(root / "vae", vae, "diffusion_pytorch_model", 1)
-    write_part(root / "text_encoder", text, "model", 2)
-    said = works("generate", "--check", "--model", root)
-    assert name in said, said
-    file = root / "transformer" / "diffusion_pytorch_model.safetensors"
-    (root / "transformer" / "diffusion_pytorch_model.safetensors.index.json").unlink()
-    write_header(file, shapes)
-    said = works("generate", "--check", file)               # the file alone
-    assert f"CogVideoX, {name}: " in said, said
-    victim = "transformer_blocks.7.attn1.norm_q.weight"
-    other = {**shapes, victim: (32, )}
-    renamed = {n.replace("7.attn1.norm_q", "7.attn1.q_norm"): s for n, s in shapes.items()}
-    for wrong, words in (({n: s for n, s in shapes.items() if n != victim}, victim), (renamed, "q_norm"),
-                         (other, "[32]")):
-        write_header(file, wrong)
-        refused = esa("generate", "--check", "--model", root)
-        assert refused.returncode == 1 and words in refused.stderr + refused.stdout, refused.stderr
-        refused = esa("generate", "--check", file)
-        assert refused.returncode == 1 and words in refused.stderr + refused.stdout, refused.stderr
