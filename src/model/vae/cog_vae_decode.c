@@ -307,7 +307,7 @@ static esa_status run_level(vae_run *r, int32_t level)
 /* ---------------------------------------------------------------- from latents to pixels */
 
 /* The latents of the batch as z and as planes, and the first convolution. */
-static esa_status start(vae_run *r, const cog_vae_cut *cut, int64_t first)
+static esa_status start(vae_run *r, const esa_vae_cut *cut, int64_t first)
 {
     const esa_cog_vae *vae = r->vae;
     const int32_t z = vae->config.z_dim;
@@ -368,7 +368,7 @@ static esa_status to_pixels(vae_run *r)
     return remember(r, slot, (shape){ slot->level, slot->channels });
 }
 
-static esa_status run_batch(vae_run *r, const cog_vae_cut *cut, int64_t first)
+static esa_status run_batch(vae_run *r, const esa_vae_cut *cut, int64_t first)
 {
     ESA_TRY(start(r, cut, first));
     for (int32_t i = 0; i < 2; i++) ESA_TRY(res_block(r, &r->vae->mid[i], 0));
@@ -386,12 +386,12 @@ static esa_status take_bytes(vae_run *r)
     if (!wrong) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE decoder");
     esa_status status = esa_nn_download(r->nn, wrong, r->wrong, 4 * r->total);
     for (int64_t f = 0; f < r->total && !status; f++)
-        if (wrong[f]) status = esa_cog_vae_nan(r->vae, f);
+        if (wrong[f]) status = esa_vae_nan(r->vae->env.nn->ctx, f);
     esa_mem_free(&ctx->mem, wrong, 4 * r->total);
     return status;
 }
 
-static esa_status run_batches(vae_run *r, const cog_vae_cut *cut)
+static esa_status run_batches(vae_run *r, const esa_vae_cut *cut)
 {
     const esa_part_env *env = &r->vae->env;
     ESA_TRY(r->op->zero(r->nn, r->wrong, 4 * r->total));
@@ -408,7 +408,7 @@ static esa_status run_batches(vae_run *r, const cog_vae_cut *cut)
     return take_bytes(r);
 }
 
-static vae_run new_run(const esa_cog_vae *vae, const cog_vae_cut *cut)
+static vae_run new_run(const esa_cog_vae *vae, const esa_vae_cut *cut)
 {
     const int32_t latent[3] = { (int32_t)cut->frames, 1, 1 };
     int32_t size[3];
@@ -426,7 +426,7 @@ static vae_run new_run(const esa_cog_vae *vae, const cog_vae_cut *cut)
 }
 
 /* Allocates what the run needs, and frees it. */
-static esa_status run_in_memory(vae_run *r, const cog_vae_cut *cut)
+static esa_status run_in_memory(vae_run *r, const esa_vae_cut *cut)
 {
     esa_nn *nn = r->nn;
     const int64_t seen = cut->bytes || nn->be->host_memory ? 0 : 4 * pixels(r);
@@ -444,7 +444,7 @@ static esa_status run_in_memory(vae_run *r, const cog_vae_cut *cut)
     return status;
 }
 
-esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const cog_vae_cut *cut, esa_vae_sink sink,
+esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
                                   void *user)
 {
     vae_run run = new_run(vae, cut);
@@ -460,7 +460,7 @@ int64_t esa_cog_vae_cut_bytes(const esa_cog_vae *vae, int64_t frames, int64_t he
                               int32_t bytes)
 {
     static uint8_t somewhere; /* not written: nothing is computed */
-    const cog_vae_cut cut = {
+    const esa_vae_cut cut = {
         .frames = frames, .height = height, .width = width, .bytes = bytes ? &somewhere : NULL
     };
     vae_run run = new_run(vae, &cut);

@@ -13,39 +13,8 @@ void esa_cog_vae_size(const esa_cog_vae_config *config, const int32_t latent[3],
 
 esa_status esa_cog_vae_check_sizes(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    esa_ctx *ctx = vae->env.nn->ctx;
-    const int32_t unit = 2 * vae->config.factor_s;
-    for (int32_t i = 0; i < 3; i++)
-        if (latent[i] < 1 || latent[i] > (1 << 20) / vae->config.factor_s)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the VAE cannot decode latents of %d x %d x %d",
-                            (int)latent[0], (int)latent[1], (int)latent[2]);
-    if (tile < 0 || tile % unit)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "the VAE tile is %d pixels, expected 0 or a multiple of %d", (int)tile,
-                        (int)unit);
-    return ESA_OK;
-}
-
-esa_status esa_cog_vae_nan(const esa_cog_vae *vae, int64_t frame)
-{
-    return esa_fail(vae->env.nn->ctx, ESA_ERR_FORMAT,
-                    "the VAE gave NaN for pixels of frame %lld: its weights are damaged",
-                    (long long)frame);
-}
-
-/* All latents in one piece. */
-static cog_vae_cut whole(const float *latents, const int32_t latent[3])
-{
-    const int64_t frame = (int64_t)latent[1] * latent[2];
-    return (cog_vae_cut){ .latents = latents,
-                          .frames = latent[0],
-                          .height = latent[1],
-                          .width = latent[2],
-                          .row = latent[2],
-                          .frame = frame,
-                          .channel = latent[0] * frame,
-                          .tick_total = latent[0],
-                          .clamp = 1 };
+    const int32_t factor = vae->config.factor_s;
+    return esa_vae_check_sizes(vae->env.nn->ctx, latent, factor, tile, 2 * factor);
 }
 
 /* ---------------------------------------------------------------- tiles */
@@ -58,21 +27,13 @@ typedef struct tile_job {
 
 static int32_t has_tiles(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    const int32_t side = tile / vae->config.factor_s;
-    return tile > 0 && (latent[1] > side || latent[2] > side);
+    return esa_vae_has_tiles(latent, vae->config.factor_s, tile);
 }
 
 static esa_status decode_tile(void *owner, const esa_tile *tile, esa_vae_sink sink, void *user)
 {
     const tile_job *j = owner;
-    const int64_t factor = j->vae->config.factor_s, top = tile->top / factor,
-                  left = tile->left / factor;
-    cog_vae_cut cut = whole(j->latents + top * j->latent[2] + left, j->latent);
-    cut.height = tile->height / factor;
-    cut.width = tile->width / factor;
-    cut.clamp = 0;
-    cut.tick_base = tile->number * j->latent[0];
-    cut.tick_total = tile->count * j->latent[0];
+    const esa_vae_cut cut = esa_vae_tile(j->latents, j->latent, j->vae->config.factor_s, tile);
     return esa_cog_vae_decode_cut(j->vae, &cut, sink, user);
 }
 
@@ -120,22 +81,8 @@ esa_status esa_cog_vae_decode(esa_cog_vae *vae, const float *latents, const int3
 {
     ESA_TRY(esa_cog_vae_check_sizes(vae, latent, tile));
     if (has_tiles(vae, latent, tile)) return decode_tiled(vae, latents, latent, tile, sink, user);
-    const cog_vae_cut cut = whole(latents, latent);
+    const esa_vae_cut cut = esa_vae_whole(latents, latent);
     return esa_cog_vae_decode_cut(vae, &cut, sink, user);
-}
-
-/* Where the frames of tiles go. */
-typedef struct taker {
-    const esa_cog_vae *vae;
-    uint8_t *rgb;
-    int64_t pixels;
-} taker;
-
-static esa_status take_frame(void *user, int64_t frame, const float *rgb)
-{
-    const taker *t = user;
-    const int32_t wrong = esa_nn_pixel_bytes(t->rgb + frame * t->pixels, rgb, t->pixels);
-    return wrong ? esa_cog_vae_nan(t->vae, frame) : ESA_OK;
 }
 
 esa_status esa_cog_vae_frames(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
@@ -145,10 +92,10 @@ esa_status esa_cog_vae_frames(esa_cog_vae *vae, const float *latents, const int3
     if (has_tiles(vae, latent, tile)) {
         int32_t size[3];
         esa_cog_vae_size(&vae->config, latent, size);
-        taker t = { vae, rgb, (int64_t)size[1] * size[2] * 3 };
-        return decode_tiled(vae, latents, latent, tile, take_frame, &t);
+        esa_vae_bytes bytes = { vae->env.nn->ctx, rgb, (int64_t)size[1] * size[2] * 3 };
+        return decode_tiled(vae, latents, latent, tile, esa_vae_to_bytes, &bytes);
     }
-    cog_vae_cut cut = whole(latents, latent);
+    esa_vae_cut cut = esa_vae_whole(latents, latent);
     cut.bytes = rgb;
     return esa_cog_vae_decode_cut(vae, &cut, NULL, NULL);
 }

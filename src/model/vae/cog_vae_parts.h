@@ -5,6 +5,7 @@
 
 #include "model/vae/cog_vae.h"
 #include "model/vae/vae_file.h"
+#include "model/vae/vae_frames.h"
 
 #define ESA_COG_KEPT  2 /* frames of history for a convolution with 3 taps in time */
 #define ESA_COG_BATCH 2 /* frames of latents in a batch */
@@ -55,23 +56,11 @@ struct esa_cog_vae {
     int64_t res_bytes, slot_bytes;
 };
 
-/* cog_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with
- * the pitches row, frame and channel in floats. tick_base, tick_total: the units that env's tick
- * reports. */
-typedef struct cog_vae_cut {
-    const float *latents; /* on the device */
-    int64_t frames, height, width;
-    int64_t row, frame, channel;
-    int64_t tick_base, tick_total;
-    int32_t clamp;  /* 1: clamps to [-1, 1]; 0 for tiles, which are blended first */
-    uint8_t *bytes; /* where the frames go as bytes, in host memory; NULL: to sink */
-} cog_vae_cut;
-esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const cog_vae_cut *cut, esa_vae_sink sink,
+/* cog_vae_decode.c */
+esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
                                   void *user);
 /* The memory that it needs on the device; bytes: 1 if the frames become bytes. */
 int64_t esa_cog_vae_cut_bytes(const esa_cog_vae *vae, int64_t frames, int64_t height, int64_t width,
                               int32_t bytes);
-/* The error of a frame with a pixel that is not a number. */
-esa_status esa_cog_vae_nan(const esa_cog_vae *vae, int64_t frame);
 
 #endif

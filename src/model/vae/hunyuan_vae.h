@@ -14,7 +14,7 @@
 #define ESA_MODEL_HUNYUAN_VAE_H
 
 #include "model/hunyuan_config.h"
-#include "model/part.h"
+#include "model/vae/tiles.h"
 
 typedef struct esa_hunyuan_vae esa_hunyuan_vae;
 
@@ -37,14 +37,12 @@ esa_status esa_hunyuan_vae_check_sizes(const esa_hunyuan_vae *vae, const int32_t
  * operations. */
 int64_t esa_hunyuan_vae_bytes(const esa_hunyuan_vae *vae, const int32_t latent[3], int32_t tile);
 
-/* Receives one frame after the other: rgb [height][width][3] in host memory, not clamped, and valid
- * during the call. Decoding stops if it fails, and returns its status. */
-typedef esa_status (*esa_hunyuan_vae_sink)(void *user, int64_t frame, const float *rgb);
-/* Decodes latents [z_dim][t][h][w] on the device of nn, as the denoising loop leaves them. tile:
- * side of a tile in pixels, a multiple of 4 * factor_s, used if a side is longer than it; 0: whole
- * frames. Fails with ESA_ERR_ARGUMENT, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops it. */
+/* Decodes latents [z_dim][t][h][w] on the device of nn, as the denoising loop leaves them. sink
+ * gets frames that are not clamped. tile: side of a tile in pixels, a multiple of 4 * factor_s,
+ * used if a side is longer than it; 0: whole frames. Fails with ESA_ERR_ARGUMENT, ESA_ERR_MEMORY,
+ * or ESA_ERR_STATE if env's tick stops it. */
 esa_status esa_hunyuan_vae_decode(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, esa_hunyuan_vae_sink sink,
+                                  const int32_t latent[3], int32_t tile, esa_vae_sink sink,
                                   void *user);
 /* The same with frames as bytes: rgb [frames][height][width][3] in host memory. Fails with
  * ESA_ERR_FORMAT if a pixel is NaN. */

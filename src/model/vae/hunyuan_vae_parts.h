@@ -5,6 +5,7 @@
 
 #include "model/vae/hunyuan_vae.h"
 #include "model/vae/vae_file.h"
+#include "model/vae/vae_frames.h"
 
 /* Weights and planes are in the memory of the device of env.nn. */
 

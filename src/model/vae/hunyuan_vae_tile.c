@@ -140,7 +140,7 @@ static int64_t piece_step(const esa_hunyuan_vae_config *c, int64_t all)
     return all > PIECE / c->factor_t ? STRIDE / c->factor_t : all;
 }
 
-static esa_status run_pieces(tile_run *r, esa_hunyuan_vae_sink sink, void *user)
+static esa_status run_pieces(tile_run *r, esa_vae_sink sink, void *user)
 {
     const esa_hunyuan_vae_config *c = &r->vae->config;
     const int64_t all = r->latent[0], size = r->height * r->width * 3,
@@ -198,17 +198,8 @@ static tile_run prepare(const esa_hunyuan_vae *vae, const int32_t latent[3], int
 esa_status esa_hunyuan_vae_check_sizes(const esa_hunyuan_vae *vae, const int32_t latent[3],
                                        int32_t tile)
 {
-    esa_ctx *ctx = vae->env.nn->ctx;
-    const int32_t unit = 4 * vae->config.factor_s;
-    for (int32_t i = 0; i < 3; i++)
-        if (latent[i] < 1 || latent[i] > 1 << 16)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "latents of %d x %d x %d cannot be decoded, expected 1 to 65536 each",
-                            latent[0], latent[1], latent[2]);
-    if (tile < 0 || tile % unit)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "the VAE tile is %d pixels, expected 0 or a multiple of %d", tile, unit);
-    return ESA_OK;
+    const int32_t factor = vae->config.factor_s;
+    return esa_vae_check_sizes(vae->env.nn->ctx, latent, factor, tile, 4 * factor);
 }
 
 int64_t esa_hunyuan_vae_bytes(const esa_hunyuan_vae *vae, const int32_t latent[3], int32_t tile)
@@ -244,7 +235,7 @@ static esa_status allocate(tile_run *r)
 }
 
 esa_status esa_hunyuan_vae_decode(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, esa_hunyuan_vae_sink sink,
+                                  const int32_t latent[3], int32_t tile, esa_vae_sink sink,
                                   void *user)
 {
     ESA_TRY(esa_hunyuan_vae_check_sizes(vae, latent, tile));
@@ -259,27 +250,11 @@ esa_status esa_hunyuan_vae_decode(esa_hunyuan_vae *vae, const float *latents,
     return status;
 }
 
-typedef struct byte_sink {
-    esa_hunyuan_vae *vae;
-    uint8_t *rgb;
-    int64_t pixels; /* elements of a frame */
-} byte_sink;
-
-static esa_status keep_bytes(void *user, int64_t frame, const float *rgb)
-{
-    const byte_sink *s = user;
-    if (!esa_nn_pixel_bytes(s->rgb + frame * s->pixels, rgb, s->pixels)) return ESA_OK;
-    return esa_fail(s->vae->env.nn->ctx, ESA_ERR_FORMAT,
-                    "frame %lld has pixels that are not numbers: the latents or the VAE's weights "
-                    "are damaged",
-                    (long long)frame);
-}
-
 esa_status esa_hunyuan_vae_frames(esa_hunyuan_vae *vae, const float *latents,
                                   const int32_t latent[3], int32_t tile, uint8_t *rgb)
 {
     int32_t size[3];
     esa_hunyuan_vae_size(&vae->config, latent, size);
-    byte_sink s = { vae, rgb, (int64_t)size[1] * size[2] * 3 };
-    return esa_hunyuan_vae_decode(vae, latents, latent, tile, keep_bytes, &s);
+    esa_vae_bytes bytes = { vae->env.nn->ctx, rgb, (int64_t)size[1] * size[2] * 3 };
+    return esa_hunyuan_vae_decode(vae, latents, latent, tile, esa_vae_to_bytes, &bytes);
 }

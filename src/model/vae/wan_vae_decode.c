@@ -198,7 +198,7 @@ static esa_status take_bytes(vae_run *d)
     if (!wrong) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE decoder");
     esa_status status = esa_nn_download(d->r.nn, wrong, d->wrong, 4 * d->frames);
     for (int64_t f = 0; f < d->frames && !status; f++)
-        if (wrong[f]) status = esa_vae_nan(d->vae, f);
+        if (wrong[f]) status = esa_vae_nan(d->vae->env.nn->ctx, f);
     esa_mem_free(&ctx->mem, wrong, 4 * d->frames);
     return status;
 }
@@ -289,13 +289,6 @@ int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height
     return count_bytes(vae, &cut);
 }
 
-esa_status esa_vae_nan(const esa_wan_vae *vae, int64_t frame)
-{
-    return esa_fail(vae->env.nn->ctx, ESA_ERR_FORMAT,
-                    "the VAE gave NaN for pixels of frame %lld: its weights are damaged",
-                    (long long)frame);
-}
-
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3])
 {
     frames[0] = 1 + (latent[0] - 1) * config->factor_t;
@@ -305,75 +298,39 @@ void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3],
 
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    if (esa_vae_tiles(&vae->config, latent, tile)) return esa_vae_tiled_bytes(vae, latent, tile);
+    if (esa_vae_has_tiles(latent, vae->config.factor_s, tile))
+        return esa_vae_tiled_bytes(vae, latent, tile);
     return esa_vae_cut_bytes(vae, latent[0], latent[1], latent[2], 1);
 }
 
 esa_status esa_wan_vae_check_sizes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    esa_ctx *ctx = vae->env.nn->ctx;
-    const int32_t unit = 4 * vae->config.factor_s;
-    for (int32_t i = 0; i < 3; i++)
-        if (latent[i] < 1 || latent[i] > (1 << 20) / vae->config.factor_s)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the VAE cannot decode latents of %d x %d x %d",
-                            (int)latent[0], (int)latent[1], (int)latent[2]);
-    if (tile < 0 || tile % unit)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "the VAE tile is %d pixels, expected 0 or a multiple of %d", (int)tile,
-                        (int)unit);
-    return ESA_OK;
-}
-
-/* All latents in one piece. */
-static esa_vae_cut whole(const float *latents, const int32_t latent[3])
-{
-    const int64_t frame = (int64_t)latent[1] * latent[2];
-    return (esa_vae_cut){ .latents = latents,
-                          .frames = latent[0],
-                          .height = latent[1],
-                          .width = latent[2],
-                          .row = latent[2],
-                          .frame = frame,
-                          .channel = latent[0] * frame,
-                          .tick_total = latent[0],
-                          .clamp = 1 };
+    const int32_t factor = vae->config.factor_s;
+    return esa_vae_check_sizes(vae->env.nn->ctx, latent, factor, tile, 4 * factor);
 }
 
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, esa_vae_sink sink, void *user)
 {
     ESA_TRY(esa_wan_vae_check_sizes(vae, latent, tile));
-    if (esa_vae_tiles(&vae->config, latent, tile))
+    if (esa_vae_has_tiles(latent, vae->config.factor_s, tile))
         return esa_vae_decode_tiled(vae, latents, latent, tile, sink, user);
-    const esa_vae_cut cut = whole(latents, latent);
+    const esa_vae_cut cut = esa_vae_whole(latents, latent);
     return esa_vae_decode_cut(vae, &cut, sink, user);
-}
-
-/* Where the frames of tiles go. */
-typedef struct taker {
-    const esa_wan_vae *vae;
-    uint8_t *rgb;
-    int64_t pixels;
-} taker;
-
-static esa_status take_frame(void *user, int64_t frame, const float *rgb)
-{
-    const taker *t = user;
-    const int32_t wrong = esa_nn_pixel_bytes(t->rgb + frame * t->pixels, rgb, t->pixels);
-    return wrong ? esa_vae_nan(t->vae, frame) : ESA_OK;
 }
 
 esa_status esa_wan_vae_frames(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, uint8_t *rgb)
 {
     ESA_TRY(esa_wan_vae_check_sizes(vae, latent, tile));
-    if (esa_vae_tiles(&vae->config, latent, tile)) {
+    if (esa_vae_has_tiles(latent, vae->config.factor_s, tile)) {
         int32_t size[3];
         esa_wan_vae_size(&vae->config, latent, size);
-        taker t = { vae, rgb, (int64_t)size[1] * size[2] * vae->config.out_channels };
-        return esa_vae_decode_tiled(vae, latents, latent, tile, take_frame, &t);
+        esa_vae_bytes bytes = { vae->env.nn->ctx, rgb,
+                                (int64_t)size[1] * size[2] * vae->config.out_channels };
+        return esa_vae_decode_tiled(vae, latents, latent, tile, esa_vae_to_bytes, &bytes);
     }
-    esa_vae_cut cut = whole(latents, latent);
+    esa_vae_cut cut = esa_vae_whole(latents, latent);
     cut.bytes = rgb;
     return esa_vae_decode_cut(vae, &cut, NULL, NULL);
 }

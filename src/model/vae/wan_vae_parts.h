@@ -5,6 +5,7 @@
 
 #include "model/vae/wan_vae.h"
 #include "model/vae/vae_file.h"
+#include "model/vae/vae_frames.h"
 
 #define ESA_VAE_KEPT 2 /* frames of history for a causal convolution with 3 taps in time */
 
@@ -68,34 +69,16 @@ struct esa_wan_vae {
     int64_t res_bytes;
 };
 
-/* wan_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with
- * the pitches row, frame and channel in floats. Applies the statistics. tick_base, tick_total: the
- * units that env's tick reports. */
-typedef struct esa_vae_cut {
-    const float *latents; /* on the device */
-    int64_t frames, height, width;
-    int64_t row, frame, channel;
-    int64_t tick_base, tick_total;
-    int32_t clamp; /* 1: clamps to [-1, 1]; 0 for tiles, which are blended first */
-    /* Where the frames go as bytes, in host memory; NULL: to sink. */
-    uint8_t *bytes;
-} esa_vae_cut;
+/* wan_vae_decode.c: applies the statistics and decodes. */
 esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
                               void *user);
 /* The memory that esa_vae_decode_cut needs on the device; bytes: 1 if the frames become bytes. */
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width,
                           int32_t bytes);
-/* The error of a frame with a pixel that is not a number. */
-esa_status esa_vae_nan(const esa_wan_vae *vae, int64_t frame);
 
 /* wan_vae_tile.c */
 esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                                 int32_t tile, esa_vae_sink sink, void *user);
 int64_t esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
-static inline int32_t esa_vae_tiles(const esa_wan_vae_config *c, const int32_t latent[3],
-                                    int32_t tile)
-{
-    return tile > 0 && (latent[1] > tile / c->factor_s || latent[2] > tile / c->factor_s);
-}
 
 #endif

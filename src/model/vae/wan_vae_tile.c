@@ -11,18 +11,7 @@ typedef struct tile_job {
 static esa_status decode_tile(void *owner, const esa_tile *tile, esa_vae_sink sink, void *user)
 {
     const tile_job *j = owner;
-    const int32_t *latent = j->latent;
-    const int64_t factor = j->vae->config.factor_s, plane = (int64_t)latent[1] * latent[2];
-    const esa_vae_cut cut = { .latents = j->latents + tile->top / factor * latent[2] +
-                                         tile->left / factor,
-                              .frames = latent[0],
-                              .height = tile->height / factor,
-                              .width = tile->width / factor,
-                              .row = latent[2],
-                              .frame = plane,
-                              .channel = latent[0] * plane,
-                              .tick_base = tile->number * latent[0],
-                              .tick_total = tile->count * latent[0] };
+    const esa_vae_cut cut = esa_vae_tile(j->latents, j->latent, j->vae->config.factor_s, tile);
     return esa_vae_decode_cut(j->vae, &cut, sink, user);
 }
 
