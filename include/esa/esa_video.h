@@ -107,8 +107,8 @@ typedef struct esa_model_params {
     int32_t (*progress)(void *user, const struct esa_progress *progress);
     void *progress_user;
     /* The transformer's weights in one file instead of those in the folder: safetensors or GGUF,
-     * with the names of diffusers or of Wan's authors. The folder still has the configurations and
-     * the other parts. Only read during the call; NULL: none. */
+     * with the names of diffusers, of the model's authors or of ComfyUI. The folder still has the
+     * configurations and the other parts. Only read during the call; NULL: none. */
     const char *transformer;
     /* LoRA files that are merged into the transformer while it is loaded, in this order. One that
      * does not fit fails with ESA_ERR_MISMATCH and the first names. Only read during the call;

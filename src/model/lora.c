@@ -151,6 +151,7 @@ static void give(matcher *m, const esa_place *p, const esa_st_entry *entry, int3
         misfit(m, 2, entry->name, "(twice)");
     else
         *part = entry;
+    d->whole |= kind == WHOLE || kind == BIAS;
 }
 
 /* One tensor of the file, to the changes that it belongs to. */
@@ -209,7 +210,7 @@ static void settle(matcher *m, esa_wanted *e, esa_delta *d)
 {
     const esa_loras *l = &m->w->loras;
     const char *name = d->down ? d->down->name : d->up ? d->up->name : d->alpha->name;
-    const int32_t product = d->up || d->alpha, half = !d->down || (product && !d->up);
+    const int32_t half = !d->down || (d->whole ? d->up || d->alpha : !d->up);
     if (half || !fits(e, d) || (d->alpha && (!is_float(d->alpha) || elements(d->alpha, 0) != 1))) {
         /* told for the first of the tensors that lie in it */
         if (esa_places_find(l->place, l->places, d->place->name) == d->place)

@@ -26,6 +26,7 @@ typedef struct esa_delta {
     const esa_tensors *file;
     const struct esa_place *place; /* where its rows lie in up, or in the whole difference */
     const esa_st_entry *down, *up; /* up NULL: down is a whole difference */
+    int32_t whole;                 /* 1: the file calls it one */
     const esa_st_entry *alpha;     /* NULL: none */
     float factor;
     struct esa_delta *next; /* the next change of the same tensor; NULL: none */
