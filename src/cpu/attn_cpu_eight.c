@@ -15,7 +15,9 @@
  * Per stage, for nr queries side by side:
  *
  *     x = S scale log2(e) s_q s_k + bias,   m' = max(m, max x),   alpha = exp2(m - m')
- *     P = E4M3(448 exp2(x - m')),   l = l alpha + sum P,   o = o alpha + V^T P */
+ *     P = E4M3(448 exp2(x - m')),   l = l alpha + sum P,   o = o alpha + V^T P
+ *
+ * With kern->eight_f16 P and v have f16 instead of E4M3. */
 #include "cpu/attn_cpu_eight.h"
 
 #include <math.h>
@@ -103,20 +105,39 @@ typedef struct eight_stage { /* keys as rows of codes; their scales and biases a
     int64_t keys;
 } eight_stage;
 
-/* 448 2^x rounded to E4M3, for x <= 0 or NaN. Below 2^-20 it is 0. */
-static inline float probability(float x)
+/* 448 2^x, for x <= 0 or NaN. Below `least` x counts as least, whose result is rounded to 0. */
+static inline float probability(float x, float least)
 {
-    const float y = x < -20.0f ? -20.0f : x, whole = (y + ROUND) - ROUND, f = y - whole;
+    const float y = x < least ? least : x, whole = (y + ROUND) - ROUND, f = y - whole;
     const float fraction = 1.0f + f * (EXP2_C1 +
                                        f * (EXP2_C2 + f * (EXP2_C3 + f * (EXP2_C4 + f * EXP2_C5))));
-    const int32_t exponent = (int32_t)(whole > -21.0f ? whole : 0.0f); /* NaN: 0 */
+    const int32_t exponent = (int32_t)(whole > -64.0f ? whole : 0.0f); /* NaN: 0 */
     const float power = esa_f32_from_bits((uint32_t)(exponent + 127) << 23);
-    return esa_round_f8(ESA_EIGHT_TOP * fraction * power);
+    return ESA_EIGHT_TOP * fraction * power;
+}
+
+/* One key's P of nr queries from their logits, rounded, and its part of their sums: after rounding
+ * to E4M3, but before rounding to f16, whose errors are small. */
+static void weigh_e4m3(float *x, float *sum, const float *m, int64_t nr)
+{
+    for (int64_t c = 0; c < nr; c++) {
+        x[c] = x[c] == -INFINITY ? 0.0f : esa_eight_weight(probability(x[c] - m[c], -20.0f), 0);
+        sum[c] += x[c];
+    }
+}
+
+static void weigh_f16(float *x, float *sum, const float *m, int64_t nr)
+{
+    for (int64_t c = 0; c < nr; c++) {
+        const float p = x[c] == -INFINITY ? 0.0f : probability(x[c] - m[c], -40.0f);
+        x[c] = esa_eight_weight(p, 1);
+        sum[c] += p;
+    }
 }
 
 /* Turns sums of codes s[keys][nr] of one panel into P, and updates m, l and alpha. */
 static void soften(eight_worker *w, int64_t keys, int64_t nr, const float *factor, float *m,
-                   float *l)
+                   float *l, int32_t f16)
 {
     float *const s = w->s, *const top = w->top, *const sum = w->sum, *const alpha = w->alpha;
     for (int64_t c = 0; c < nr; c++) top[c] = m[c], sum[c] = 0.0f;
@@ -136,11 +157,12 @@ static void soften(eight_worker *w, int64_t keys, int64_t nr, const float *facto
         alpha[c] = m[c] == -INFINITY ? 0.0f : exp2f(m[c] - top[c]);
         m[c] = top[c];
     }
-    for (int64_t i = 0; i < keys; i++)
-        for (int64_t c = 0; c < nr; c++) {
-            s[i * nr + c] = s[i * nr + c] == -INFINITY ? 0.0f : probability(s[i * nr + c] - m[c]);
-            sum[c] += s[i * nr + c];
-        }
+    for (int64_t i = 0; i < keys; i++) {
+        if (f16)
+            weigh_f16(s + i * nr, sum, m, nr);
+        else
+            weigh_e4m3(s + i * nr, sum, m, nr);
+    }
     for (int64_t c = 0; c < nr; c++) l[c] = l[c] * alpha[c] + sum[c];
 }
 
@@ -150,7 +172,7 @@ static void attend(const eight_run *run, eight_worker *w, int64_t rows, const ei
     const int64_t nr = a->kern->nr, D = a->D;
     for (int64_t r = 0; r < rows; r += nr) {
         a->kern->kq(w->s, w->q + r * D, stage->k, D, stage->keys, D, 1.0f);
-        soften(w, stage->keys, nr, w->factor + r, w->m + r, w->l + r);
+        soften(w, stage->keys, nr, w->factor + r, w->m + r, w->l + r, a->kern->eight_f16);
         a->kern->pv(w->t, w->s, stage->v, D, stage->keys, D, NULL, 0);
         float *const o = w->o + r * D;
         for (int64_t d = 0; d < D; d++)

@@ -83,7 +83,7 @@ static void mean_codes(float *k_code, float *v_code, const eight_run *run, int64
     for (int64_t d = 0; d < a->D; d++) k_code[d] = esa_eight_code(mean[d] - k_centre[d], inverse);
     a->kern->mean(mean, v.data, a->dtype, a->v_stride[2], v.gather, n, a->D);
     for (int64_t d = 0; d < a->D; d++)
-        v_code[d] = esa_eight_value(mean[d] - v_centre[d], v_inverse[d]);
+        v_code[d] = esa_eight_value(mean[d] - v_centre[d], v_inverse[d], a->kern->eight_f16);
 }
 
 void esa_eight_block(void *arg, int64_t item, int32_t worker)
@@ -113,7 +113,7 @@ void esa_eight_block(void *arg, int64_t item, int32_t worker)
             k_code[i * D + d] = esa_eight_code(element(a, k, a->k_stride[2], i, d) - k_centre[d],
                                                inverse);
             v_code[i * D + d] = esa_eight_value(element(a, v, a->v_stride[2], i, d) - v_centre[d],
-                                                v_inverse[d]);
+                                                v_inverse[d], a->kern->eight_f16);
         }
     if (!a->tail) return;
     mean_codes(run->k_mean + item * D, run->v_mean + item * D, run, slot, k, v, n, inverse);

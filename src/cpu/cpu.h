@@ -105,6 +105,9 @@ typedef struct esa_cpu_kernels {
                     const float *v, int64_t v_stride, int64_t means, int64_t D);
 
     const struct esa_cpu_kernels *bf16; /* set for bf16 tensors in attention; NULL: this one */
+    /* 1: 8-bit attention rounds P and v to f16 instead of E4M3, as the sm80 kernel of GPUs does
+     * (docs/precision.md). No table of a CPU sets it; tests do. */
+    int32_t eight_f16;
 } esa_cpu_kernels;
 
 /* The best table at or below level. ESA_CPU_BEST: the detected level or $ESA_CPU. NULL if this

@@ -4,7 +4,9 @@
  *
  *   q, k   int8: code = round(x / s), s = largest magnitude of a block / 127
  *   P      E4M3 of 448 exp2(logit - m)
- *   v      E4M3 of (v - centre) / s, s = largest magnitude of a channel / 448 */
+ *   v      E4M3 of (v - centre) / s, s = largest magnitude of a channel / 448
+ *
+ * GPUs without 8-bit floats round P and v to f16 instead of E4M3, at the same scales. */
 #ifndef ESA_RULES_EIGHT_BIT_H
 #define ESA_RULES_EIGHT_BIT_H
 
@@ -43,11 +45,17 @@ ESA_INLINE float esa_eight_code(float x, float inverse)
     return code > ESA_EIGHT_CODE ? ESA_EIGHT_CODE : code < -ESA_EIGHT_CODE ? -ESA_EIGHT_CODE : code;
 }
 
-/* A value of v rounded to E4M3, in units of its channel's scale. */
-ESA_INLINE float esa_eight_value(float x, float inverse)
+/* P rounded to E4M3, or to f16. */
+ESA_INLINE float esa_eight_weight(float p, int32_t f16)
+{
+    return f16 ? esa_round_to(p, ESA_DTYPE_F16) : esa_round_f8(p);
+}
+
+/* A value of v rounded to E4M3, or to f16, in units of its channel's scale. */
+ESA_INLINE float esa_eight_value(float x, float inverse, int32_t f16)
 {
     if (!(fabsf(x) < INFINITY)) return (float)NAN;
-    return esa_round_f8(x * inverse);
+    return esa_eight_weight(x * inverse, f16);
 }
 
 #endif

@@ -15,16 +15,19 @@
 // before the mask is known, so it always has room for the tail that is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
 
-static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int64_t nk_pad)
+// value: bytes of a value.
+static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int64_t nk_pad,
+                            int64_t value)
 {
     const int64_t D = a->D, heads = a->B * a->Hkv;
     q->nq = ceil_div(a->Nq, (int64_t)RUN_8BIT), q->nk = ceil_div(a->Nk, (int64_t)RUN_8BIT);
     q->nk_pad = nk_pad;
+    q->blocks = RUN_8BIT / a->block_k;
     q->q = ws->take<int8_t>(a->B * a->Hq * q->nq * RUN_8BIT * D);
     q->k = ws->take<int8_t>(heads * q->nk * RUN_8BIT * D);
-    q->v = ws->take<uint8_t>(heads * q->nk * RUN_8BIT * D);
+    q->v = ws->take<char>(heads * q->nk * RUN_8BIT * D * value);
     q->q_scale = ws->take<float>(a->B * a->Hq * q->nq);
-    q->k_scale = ws->take<float>(heads * q->nk);
+    q->k_scale = ws->take<float>(heads * q->nk * q->blocks);
     q->v_scale = ws->take<float>(heads * D);
     q->v_centre = ws->take<float>(heads * D);
     q->k_centre = ws->take<float>(heads * D);
@@ -32,17 +35,17 @@ static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int
     q->partial = ws->take<float>(heads * QUANTISE_PARTS * 4 * D);
     if (a->tail == ESA_TAIL_NONE) return;
     q->k_mean = ws->take<int8_t>(heads * nk_pad * D);
-    q->v_mean = ws->take<uint8_t>(heads * nk_pad * D);
+    q->v_mean = ws->take<char>(heads * nk_pad * D * value);
     if (a->tail != ESA_TAIL_LEVELS) return;
-    q->k_fine = ws->take<int8_t>(heads * q->nk * a->fine * D);
-    q->v_fine = ws->take<uint8_t>(heads * q->nk * a->fine * D);
+    q->k_fine = ws->take<int8_t>(heads * q->nk * q->blocks * a->fine * D);
+    q->v_fine = ws->take<char>(heads * q->nk * q->blocks * a->fine * D * value);
 }
 
 static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_attn_args *a)
 {
     prepared p;
     memset(&p, 0, sizeof p);
-    p.eight_bit = sm90_8bit_takes(dev, a);
+    p.eight_bit = sm90_8bit_takes(dev, a) ? LEVEL_SM90A : sm80_8bit_takes(dev, a) ? LEVEL_SM80 : 0;
     const int64_t element = element_bytes(a->dtype), rows = a->B * a->Hq * a->nq;
     p.row_pitch = ceil_div(a->D * element, (int64_t)16) * 16 / element;
     p.next = ws->take<int32_t>(1);
@@ -50,7 +53,7 @@ static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_att
     if (a->nq > ORDER_RUN) p.runs = ws->take<uint32_t>(rows);
     const int64_t nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
     if (p.eight_bit) {
-        carve_quantised(ws, &p.q8, a, nk_pad);
+        carve_quantised(ws, &p.q8, a, nk_pad, p.eight_bit == LEVEL_SM90A ? 1 : 2);
         if (a->tail == ESA_TAIL_NONE) return p;
         p.nk_pad = nk_pad;
         p.stands = ws->take<uint32_t>(rows * (nk_pad / 32));
@@ -140,7 +143,8 @@ struct kernel_choice {
 // The parts say whether the call runs in 8 bits; a as the kernels see it no longer tells.
 static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a, const prepared &p)
 {
-    if (p.eight_bit) return { "sm90a-8bit", sm90_8bit_launch };
+    if (p.eight_bit == LEVEL_SM90A) return { "sm90a-8bit", sm90_8bit_launch };
+    if (p.eight_bit) return { "sm80-8bit", sm80_8bit_launch };
     if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
     if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
     return { "simt", simt_launch };
@@ -169,7 +173,8 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     carve ws(workspace);
     const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
-    esa_status status = parts.eight_bit ? quantise(dev, args, &job.q8, stream)
+    const auto first = parts.eight_bit == LEVEL_SM90A ? quantise_e4m3 : quantise_f16;
+    esa_status status = parts.eight_bit ? first(dev, args, &job.q8, stream)
                                         : gather_rows(dev, args, &parts, stream);
     if (!status) status = row_order(dev, &job.a, &parts, stream);
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);

@@ -1,14 +1,21 @@
-// quantise.cuh - queries, keys and values in 8 bits, as the 8-bit attention kernel reads them.
+// quantise.cuh - queries, keys and values in 8 bits, as the 8-bit attention kernels read them.
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/precision.md has the arithmetic. Keys and values are stored minus a centre of their head.
-// The centre of k does not change the softmax; the kernel adds the centre of v to its result.
+// The centre of k does not change the softmax; the kernels add the centre of v to their results.
+// The kernel of sm_90a takes values in E4M3; the one of sm_80 takes them in f16.
 #pragma once
 
 #include "cuda/runtime/device.cuh"
 #include "rules/eight_bit.h"
 
 constexpr int RUN_8BIT = ESA_EIGHT_ROWS; // positions that share a scale, and keys per stage
+
+// Integers of up to 22 bits become floats when they are added to the bits of this number, 1.5 2^23,
+// and a float that is added to it is rounded to the nearest integer, in the lowest bits.
+constexpr float EIGHT_WHOLE = 12582912.0f;
+constexpr int EIGHT_WHOLE_BITS = 0x4B400000;
+constexpr float EIGHT_TOP_LOG2 = 8.8073549f; // log2(448), the largest P
 
 // Tensor cores take P as the A operand of an 8-bit product. There a thread holds other columns than
 // in the accumulator of the logits. The values are stored in an order that makes the two agree, so
@@ -22,28 +29,35 @@ __host__ __device__ constexpr int slot_of_key(int key)
 }
 
 // Parts of the workspace, which quantise fills. nq and nk are numbers of runs of RUN_8BIT
-// positions. Positions past the end, and keys from kv_len on, are 0.
+// positions. A run has `blocks` key blocks, 1 or 2. Positions past the end, and keys from kv_len
+// on, are 0.
 struct quantised {
     int8_t *q, *k;   // [B][H][n * 128][D]
-    uint8_t *v;      // E4M3 [B][Hkv][nk][D][128 slots]
+    void *v;         // E4M3 [B][Hkv][nk][D][128 slots], or f16 [B][Hkv][nk * 128][D]
     float *q_scale;  // [B][Hq][nq]; NaN if a row of the run has an element that is not finite
-    float *k_scale;  // [B][Hkv][nk]
+    float *k_scale;  // [B][Hkv][nk * blocks]
     float *v_scale;  // [B][Hkv][D]
     float *v_centre; // [B][Hkv][D]
     float *k_centre; // [B][Hkv][D]
     float *q_centre; // [B][Hq][Nq] product of the query and k_centre; null without an LSE
     float *partial;  // [B][Hkv][QUANTISE_PARTS][4][D] scratch
-    // With a tail: means of blocks, with the same scales as their keys and values. Means of blocks
-    // that do not exist are 0.
-    int8_t *k_mean;  // [B][Hkv][nk_pad][D]
-    uint8_t *v_mean; // [B][Hkv][nk_pad / 128][D][128 slots]
-    int8_t *k_fine;  // [B][Hkv][nk * fine][D]
-    uint8_t *v_fine; // [B][Hkv][nk][D][fine], in the order of the keys
-    int64_t nq, nk, nk_pad;
+    // With a tail: means of blocks, with the same scales as their keys and values. E4M3: means of
+    // blocks that do not exist are 0; f16: they are not written.
+    int8_t *k_mean; // [B][Hkv][nk_pad][D]
+    void *v_mean;   // E4M3 [B][Hkv][nk_pad / 128][D][128 slots], or f16 [B][Hkv][nk_pad][D]
+    int8_t *k_fine; // [B][Hkv][nk * blocks * fine][D]
+    void *v_fine;   // E4M3 [B][Hkv][nk][D][fine] in the order of the keys, or f16 as k_fine
+    int64_t nq, nk, nk_pad, blocks;
 };
 
 enum { QUANTISE_PARTS = 64 };
 
-// Fills q. a has the views as the caller gave them, and perm_q and perm_k. Enqueues three launches.
-esa_status quantise(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
-                    cudaStream_t stream);
+// Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue three launches.
+// sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
+esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+                         cudaStream_t stream);
+// sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys
+esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+                        cudaStream_t stream);
+// Whether the sums that quantise_f16 makes of a few rows add up to the fine means of a block.
+bool quantise_f16_makes_fine(const esa_attn_args *a);

@@ -6,6 +6,9 @@
 // place c ^ (r % 8), so that eight rows of one chunk (ldmatrix) and eight chunks of one row
 // (copies) use different banks. Offsets of a fragment along D are then an XOR of the lane's address
 // with a constant.
+//
+// A row of codes (int8) counts as half as many 16-bit elements: ldmatrix and mma.sync hold four
+// codes where they hold two 16-bit elements.
 #pragma once
 
 #include "cuda/runtime/sm80_ptx.cuh"
@@ -14,12 +17,20 @@
 constexpr int SM80_THREADS = 128, SM80_WARPS = 4;
 constexpr int SM80_KEYS = 64; // keys per step
 
+// Where a chunk of a row is in a tile with rows of BYTES. Two rows of 64 bytes share the banks of
+// one row of 128, so there the pair of rows chooses the place.
+template <int BYTES> DEV uint32_t chunk_place(int chunk, int row)
+{
+    static_assert(BYTES == 64 || BYTES % 128 == 0, "rows of 4 chunks, or of a multiple of 8");
+    return row * BYTES + (chunk ^ (BYTES == 64 ? row / 2 % 4 : row % 8)) * 16;
+}
+
 // Copies 64 rows from global to shared memory. Rows whose bit in valid is 0 and columns from D on
 // become 0. A thread moves one 16-byte chunk of every PASS-th row.
 template <class T, int DP> struct row_loader {
     static constexpr int CHUNKS = DP / 8, PASS = SM80_THREADS / CHUNKS, PASSES = 64 / PASS;
 
-    DEV uint32_t place(int chunk, int row) { return row * DP * 2 + (chunk ^ row % 8) * 16; }
+    DEV uint32_t place(int chunk, int row) { return chunk_place<DP * 2>(chunk, row); }
 
     // Pointer and stride are multiples of 16 bytes, D of 8, and all rows exist.
     DEV void copy_all(uint32_t dst, const T *src, int64_t stride, int D)
@@ -89,11 +100,11 @@ template <class T, int DP> struct row_loader {
 // eight rows by halves of the columns (B).
 template <int DP> DEV uint32_t fragment_by_row(int lane)
 {
-    return lane % 16 * DP * 2 + (lane / 16 ^ lane % 8) * 16;
+    return chunk_place<DP * 2>(lane / 16, lane % 16);
 }
 template <int DP> DEV uint32_t fragment_by_column(int lane)
 {
-    return (lane / 16 * 8 + lane % 8) * DP * 2 + (lane / 8 % 2 ^ lane % 8) * 16;
+    return chunk_place<DP * 2>(lane / 8 % 2, lane / 16 * 8 + lane % 8);
 }
 
 // The queries of a warp, 16 MT rows: fragments in registers (HELD), or read from shared
@@ -127,7 +138,8 @@ template <int DP, int MT, bool HELD> struct warp_queries {
     }
 };
 
-// s (16 MT x 64) = Q K^T, keys at address k of this lane.
+// s (16 MT x 64) = Q K^T, keys at address k of this lane. The sums of codes (T int8_t, DP half the
+// number of codes of a row) start at EIGHT_WHOLE, so that s are floats too: EIGHT_WHOLE + sum.
 template <class T, int DP, int MT, bool HELD>
 DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries, uint32_t k_addr)
 {
@@ -136,7 +148,7 @@ DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries,
 #pragma unroll
         for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[m][n][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) s[m][n][e] = sizeof(T) == 1 ? EIGHT_WHOLE : 0.0f;
     // Fragments are read one ahead, so that the products before them hide the latency.
     constexpr int LAST = DP / 16 - 1;
     uint32_t q[2][MT][4], b[2][4];
@@ -231,12 +243,17 @@ template <int DP, int MT> struct warp_rows {
             m[r] = state_m * unscale, l[r] = lane % 4 == 0 ? state_l : 0.0f;
     }
 
-    // Updates the maxima from s. If no row of the warp grew, nothing is multiplied: alpha would be
-    // exactly 1.
+    // Updates the maxima from s.
     __device__ __forceinline__ void follow(const float (&s)[MT][8][4], float scale_log2)
     {
         float top[MT * 2];
-        bool grew = false;
+        find_tops(top, s);
+        raise(top, scale_log2);
+    }
+
+    // The largest score of every row, the same in a quad.
+    DEV void find_tops(float (&top)[MT * 2], const float (&s)[MT][8][4])
+    {
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) {
             const int e = r % 2 * 2;
@@ -252,10 +269,16 @@ template <int DP, int MT> struct warp_rows {
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
 #pragma unroll
-        for (int r = 0; r < MT * 2; ++r) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-            grew |= top[r] > m[r];
-        }
+        for (int r = 0; r < MT * 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    }
+
+    // Raises the maxima to top. If no row of the warp grew, nothing is multiplied: alpha would be
+    // exactly 1. NaN is left out.
+    __device__ __forceinline__ void raise(float (&top)[MT * 2], float scale_log2)
+    {
+        bool grew = false;
+#pragma unroll
+        for (int r = 0; r < MT * 2; ++r) grew |= top[r] > m[r];
         if (!__any_sync(~0u, grew)) return;
         float alpha[MT * 2];
 #pragma unroll
@@ -276,8 +299,7 @@ template <int DP, int MT> struct warp_rows {
     // Nothing seen yet: subtract 0, because -inf - -inf would be NaN and exp2(-inf - 0) is 0.
     DEV float finite(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
-    // O += exp2(S - m) V, 16 keys at a time, so that exponentials overlap the products of the
-    // previous keys.
+    // O += exp2(S - m) V.
     template <class T>
     __device__ __forceinline__ void attend(const float (&s)[MT][8][4], uint32_t v_addr,
                                            float scale_log2)
@@ -285,6 +307,15 @@ template <int DP, int MT> struct warp_rows {
         float shift[MT * 2];
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) shift[r] = -finite(m[r]) * scale_log2;
+        add_values<T>(s, v_addr, scale_log2, shift);
+    }
+
+    // O += exp2(S scale_log2 + shift) V, 16 keys at a time, so that exponentials overlap the
+    // products of the previous keys.
+    template <class T>
+    __device__ __forceinline__ void add_values(const float (&s)[MT][8][4], uint32_t v_addr,
+                                               float scale_log2, const float (&shift)[MT * 2])
+    {
         uint32_t b[2][4], p[MT][4];
         load_matrices_transposed(b[0], v_addr);
 #pragma unroll

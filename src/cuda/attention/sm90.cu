@@ -76,7 +76,7 @@ kernel_args kernel_args_of(const attention_job *job)
         k.stands = job->stands, k.mean_stages = (int32_t)(job->nk_pad / STAGE_KEYS);
     k.q_scale = job->q8.q_scale, k.k_scale = job->q8.k_scale;
     k.v_scale = job->q8.v_scale, k.v_centre = job->q8.v_centre, k.q_centre = job->q8.q_centre;
-    k.k_fine = (const uint8_t *)job->q8.k_fine, k.v_fine = job->q8.v_fine;
+    k.k_fine = (const uint8_t *)job->q8.k_fine, k.v_fine = (const uint8_t *)job->q8.v_fine;
     if (k.stands && job->fine_columns) {
         k.fine_columns = job->fine_columns, k.fine_index = a->fine_index;
         while (1 << k.fine_log2 < a->fine) ++k.fine_log2;

@@ -25,8 +25,6 @@ namespace sm90
 
 template <class T, bool FULL> struct consumer8_d128 {
     static constexpr int D = 128, NO = D / 2 + 4; // elements of o: D columns and eight of sums
-    static constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
-    static constexpr int MAGIC_BITS = 0x4B400000;
     using plan = smem_plan<D, 8>;
     using ring_pos = typename plan::ring;
 
@@ -92,10 +90,11 @@ template <class T, bool FULL> struct consumer8_d128 {
         for (int i = 4; i < 64; ++i) y[i % 4] = max(y[i % 4], s[i]);
         float top[2] = { (float)max(y[0], y[1]) * f, (float)max(y[2], y[3]) * f };
         follow(top);
-        const float c[2] = { LOG2_448 - m[0] - MAGIC * f, LOG2_448 - m[1] - MAGIC * f };
+        const float c[2] = { EIGHT_TOP_LOG2 - m[0] - EIGHT_WHOLE * f,
+                             EIGHT_TOP_LOG2 - m[1] - EIGHT_WHOLE * f };
 #pragma unroll
         for (int i = 0; i < 64; ++i)
-            x[i] = exp2_approx(fmaf(__int_as_float(s[i] + MAGIC_BITS), f, c[i / 2 % 2]));
+            x[i] = exp2_approx(fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS), f, c[i / 2 % 2]));
     }
     // The same for a stage in which every column has its own scale and bias. fq: the scale of q,
     // times the scale of the logits and log2(e).
@@ -105,12 +104,12 @@ template <class T, bool FULL> struct consumer8_d128 {
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             const float2 c = column[8 * (i / 4) + 2 * (lane % 4) + i % 2];
-            x[i] = fmaf(__int_as_float(s[i] + MAGIC_BITS) - MAGIC, fq * c.x, c.y);
+            x[i] = fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS) - EIGHT_WHOLE, fq * c.x, c.y);
             top[i / 2 % 2] = fmaxf(top[i / 2 % 2], x[i]);
         }
         follow(top);
 #pragma unroll
-        for (int i = 0; i < 64; ++i) x[i] = exp2_approx(x[i] + (LOG2_448 - m[i / 2 % 2]));
+        for (int i = 0; i < 64; ++i) x[i] = exp2_approx(x[i] + (EIGHT_TOP_LOG2 - m[i / 2 % 2]));
         __syncwarp(); // lane 0 returns the note for the whole warp
     }
     __device__ __forceinline__ void pack()
@@ -235,7 +234,7 @@ template <class T, bool FULL> struct consumer8_d128 {
         for (int r = 0; r < 2; ++r) {
             const int row = tile.q0 + 64 * wg + 16 * warp + lane / 4 + 8 * r;
             l[r] = lane % 4 == 0 ? o[NO - 4 + 2 * r] : 0.0f;
-            top[r] = (m[r] - LOG2_448) * a.from_log2;
+            top[r] = (m[r] - EIGHT_TOP_LOG2) * a.from_log2;
             if (a.q_centre && row < a.Nq) top[r] += a.q_centre[(int64_t)tile.bh * a.Nq + row];
         }
 #pragma unroll

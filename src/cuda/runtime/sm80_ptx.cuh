@@ -36,10 +36,23 @@ DEV void load_matrices_transposed(uint32_t (&r)[4], uint32_t addr)
 // d (16 x 8) += a (16 x 16) b (16 x 8). With g = lane / 4, and lo and hi the halves of the 16
 // columns, a lane holds: of d rows g and g + 8, columns 2 (lane % 4) + {0, 1}; of a (g, lo) (g + 8,
 // lo) (g, hi) (g + 8, hi); of b (lo, g) (hi, g).
+//
+// T int8_t: a (16 x 32) and b (32 x 8), four codes in the place of two elements. d holds the bits
+// of int32 sums.
 template <class T>
 DEV void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    if constexpr (is_bf16<T>)
+    if constexpr (sizeof(T) == 1) {
+        int x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = __float_as_int(d[i]);
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) d[i] = __int_as_float(x[i]);
+    } else if constexpr (is_bf16<T>)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
             "%7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

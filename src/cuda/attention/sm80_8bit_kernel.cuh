@@ -1,0 +1,222 @@
+// sm80_8bit_kernel.cuh - block-sparse flash attention in 8 bits for Ampere and later: Q K^T in
+// int8, P V in f16, both by mma.sync.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tiles, warps and steps are those of sm80_kernel.cuh. What differs:
+//   - Tiles of q and k hold codes, one byte each. K and V of a step are loaded together, one step
+//     ahead, so that a step has one barrier.
+//   - The sums of codes are in the lowest bits of floats EIGHT_WHOLE + S. The logit in log2 units
+//     is (s - EIGHT_WHOLE) f with f = s_q s_k scale log2(e). It is never computed on its own: the
+//     exponent is one fma(s, f, c) with c = log2(448) - m - EIGHT_WHOLE f.
+//   - A step that is cut, or holds means, turns its scores into logits first (rare).
+//   - Maxima are in log2 units, because every step has its own f.
+//
+// Positions past the end are 0 in the arrays of codes, so steps of keys are loaded whole.
+#pragma once
+
+#include "cuda/attention/sm80_tile.cuh"
+
+struct sm80_8bit_params {
+    attention_job job;
+    float scale_log2;   // scale log2(e)
+    int32_t block_log2; // log2 of the keys of a block: 6 or 7
+    bool o_vectors;     // rows of o can be moved 16 bytes at a time
+};
+
+template <int DP, int MT> constexpr int sm80_8bit_shared_bytes()
+{
+    // Queries; then two stages of codes of keys and of values. The rows of the result are staged
+    // over all of it.
+    return 64 * MT * DP + 2 * SM80_KEYS * DP * 3;
+}
+
+// K or V of one step, in rows of COLUMNS 16-bit elements: 64 keys of a head, 64 fine means, or 64
+// means. Where the means of the head lie is computed here, because that is rare and costs no
+// registers in between.
+template <class T, int COLUMNS>
+DEV void load_codes(uint32_t dst, int step, const T *head, const void *means, const void *fine,
+                    const attention_job &job, const tile_place &p)
+{
+    using loader = row_loader<T, COLUMNS>;
+    if (__builtin_expect(step >= 0, 1))
+        return loader::copy_all(dst, head + (int64_t)step * COLUMNS, COLUMNS, COLUMNS);
+    const int64_t kv = p.b * job.a.Hkv + kv_head(job.a, p);
+    if (is_fine(step)) {
+        const int first = key_walk<SM80_KEYS>::first_fine(step);
+        const int64_t row = kv * job.q8.nk * job.q8.blocks * job.a.fine;
+        return loader::copy_fine(dst, (const T *)fine + row * COLUMNS, fine_list(job.a, p),
+                                 job.a.fine, first, fine_columns(job, p, first));
+    }
+    // Means that do not stand in are not read: a NaN among them must not meet a weight of 0.
+    const int64_t row = kv * job.q8.nk_pad + (int64_t)~step * SM80_KEYS;
+    loader::copy_some(dst, (const T *)means + row * COLUMNS, COLUMNS,
+                      key_walk<SM80_KEYS>::columns(job, p, step), COLUMNS);
+}
+
+// Turns s = EIGHT_WHOLE + S into logits in log2 units, for a step that is cut or holds means:
+// columns have their own scales and biases, and those that do not exist are -inf. scale: those of
+// the key blocks of the head. fq: scale of q, times scale log2(e).
+template <int MT>
+DEV void to_logits(float (&s)[MT][8][4], const attention_job &job, const tile_place &p, int step,
+                   const float *scale, float fq, int block_log2, int lane)
+{
+    const esa_attn_args &a = job.a;
+    const uint64_t valid = key_walk<SM80_KEYS>::columns(job, p, step) >> lane % 4 * 2;
+    const bool fine = is_fine(step);
+    const uint16_t *const list = fine ? fine_list(a, p) : nullptr;
+    int first = 0, last = -1;
+    float whole = 0.0f, short_one = 0.0f; // biases
+    if (fine) {
+        first = key_walk<SM80_KEYS>::first_fine(step), last = fine_columns(job, p, 0) - 1;
+        whole = fine_bias(a, p, 0), short_one = fine_bias(a, p, last);
+    } else if (step < 0) {
+        first = ~step * SM80_KEYS, last = (p.len - 1) / a.block_k;
+        whole = mean_bias(a, p, 0), short_one = mean_bias(a, p, last);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const bool exists = valid >> (n * 8 + e) & 1;
+            const int column = first + n * 8 + lane % 4 * 2 + e;
+            float f = 0.0f;
+            if (exists)
+                f = fq * scale[step >= 0 ? step >> block_log2
+                               : fine    ? list[column / a.fine]
+                                         : column];
+            const float bias = column == last ? short_one : whole;
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &x = s[m][n][2 * r + e];
+                    x = exists ? fmaf(x - EIGHT_WHOLE, f, bias) : -INFINITY;
+                }
+        }
+}
+
+// Gives the rows their values back: scales and centres of the channels. Maxima get what the centre
+// of the keys took from the logits. Then the rows are as those of 16 bits, with maxima in log2
+// units.
+template <int DP, int MT>
+DEV void to_values(warp_rows<DP, MT> &rows, const attention_job &job, const tile_place &p,
+                   int first, float scale_log2, int lane)
+{
+    const int64_t kv = p.b * job.a.Hkv + kv_head(job.a, p);
+    const float2 *const scale = (const float2 *)(job.q8.v_scale + kv * DP) + lane % 4,
+                        *const centre = (const float2 *)(job.q8.v_centre + kv * DP) + lane % 4;
+    float sum[MT * 2];
+#pragma unroll
+    for (int r = 0; r < MT * 2; ++r) {
+        sum[r] = rows.l[r];
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        rows.l[r] = lane % 4 == 0 ? sum[r] : 0.0f;
+        rows.m[r] -= EIGHT_TOP_LOG2;
+        const int row = first + r * 8 + lane / 4;
+        if (job.q8.q_centre && row < p.rows)
+            rows.m[r] += scale_log2 *
+                         job.q8.q_centre[((int64_t)p.b * job.a.Hq + p.h) * job.a.Nq + p.row + row];
+    }
+#pragma unroll
+    for (int n = 0; n < DP / 8; ++n) {
+        const float2 s = scale[4 * n], z = centre[4 * n];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                rows.o[m][n][e] = fmaf(rows.o[m][n][e], e % 2 ? s.y : s.x,
+                                       sum[m * 2 + e / 2] * (e % 2 ? z.y : z.x));
+    }
+}
+
+template <class T, int DP, int MT, bool HELD, int BLOCKS>
+__global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
+    const __grid_constant__ sm80_8bit_params params)
+{
+    constexpr int CODES = DP / 2; // 16-bit elements of a row of codes
+    constexpr int K_BYTES = SM80_KEYS * DP, STAGE_BYTES = 3 * K_BYTES;
+    extern __shared__ __align__(1024) char shared[];
+    const attention_job &job = params.job;
+    const esa_attn_args &a = job.a;
+    const quantised &x = job.q8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t q_tile = smem_addr(shared), ring = q_tile + 64 * MT * DP;
+    const tile_place p = place_of<64 * MT>(job, blockIdx.x);
+    if (p.rows <= 0) return;
+    const int64_t head = (int64_t)p.b * a.Hq + p.h, kv = p.b * a.Hkv + kv_head(a, p);
+    const uint16_t *const k_head = (const uint16_t *)x.k + kv * x.nk * RUN_8BIT * CODES;
+    const f16 *const v_head = (const f16 *)x.v + kv * x.nk * RUN_8BIT * DP;
+    const float *const k_scale = x.k_scale + kv * x.nk * x.blocks;
+    // A tile lies within one run of queries.
+    const float fq = x.q_scale[head * x.nq + p.row / RUN_8BIT] * params.scale_log2;
+
+    const uint16_t *const q = (const uint16_t *)x.q + (head * x.nq * RUN_8BIT + p.row) * CODES;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+        row_loader<uint16_t, CODES>::copy_all(q_tile + m * 64 * DP, q + m * 64 * CODES, CODES,
+                                              CODES);
+
+    key_walk<SM80_KEYS> walk(job, p);
+    const auto load = [&](int slot, int step) {
+        if (step == WALK_END) return;
+        const uint32_t stage = ring + slot * STAGE_BYTES;
+        load_codes<uint16_t, CODES>(stage, step, k_head, x.k_mean, x.k_fine, job, p);
+        load_codes<f16, DP>(stage + K_BYTES, step, v_head, x.v_mean, x.v_fine, job, p);
+    };
+    int step = walk.next(job, p), slot = 0;
+    load(0, step);
+    copy_commit();
+    // Asked one step early, because lists are in global memory.
+    int next = walk.next(job, p);
+
+    warp_rows<DP, MT> rows;
+    rows.clear();
+    const int whole = p.len - SM80_KEYS; // steps of keys up to here are not cut
+    warp_queries<CODES, MT, HELD> queries;
+    queries.addr = q_tile + warp * 16 * MT * DP + fragment_by_row<CODES>(lane);
+    if (HELD && step != WALK_END) {
+        copy_wait<0>();
+        __syncthreads();
+        queries.hold();
+    }
+    const uint32_t k_lane = ring + fragment_by_column<CODES>(lane),
+                   v_lane = ring + K_BYTES + fragment_by_row<DP>(lane);
+
+    while (step != WALK_END) {
+        const int after = walk.next(job, p);
+        copy_wait<0>();
+        __syncthreads(); // the step has arrived, and the previous one has been read
+        load(slot ^ 1, next);
+        copy_commit();
+
+        const bool plain = step >= 0 && step <= whole;
+        // What turns s into logits: (s - origin) factor.
+        float origin = EIGHT_WHOLE, factor = plain ? fq * k_scale[step >> params.block_log2] : 1.0f;
+        float s[MT][8][4];
+        scores<int8_t, CODES, MT, HELD>(s, queries, k_lane + slot * STAGE_BYTES);
+        if (__builtin_expect(!plain, 0)) {
+            to_logits<MT>(s, job, p, step, k_scale, fq, params.block_log2, lane);
+            origin = 0.0f;
+        }
+        float top[MT * 2], shift[MT * 2];
+        rows.find_tops(top, s);
+#pragma unroll
+        for (int r = 0; r < MT * 2; ++r) top[r] = (top[r] - origin) * factor;
+        rows.raise(top, 1.0f);
+#pragma unroll
+        for (int r = 0; r < MT * 2; ++r)
+            shift[r] = fmaf(-origin, factor, EIGHT_TOP_LOG2 - rows.finite(rows.m[r]));
+        rows.template add_values<f16>(s, v_lane + slot * STAGE_BYTES, factor, shift);
+        step = next;
+        next = after;
+        slot ^= 1;
+    }
+    // All warps have read the last step, and the queries of a tile without steps have arrived: the
+    // rows are staged there.
+    copy_wait<0>();
+    __syncthreads();
+    const int first = warp * 16 * MT;
+    to_values<DP, MT>(rows, job, p, first, params.scale_log2, lane);
+    rows.template store<T>(job, p, q_tile + first * DP * 2, first, params.o_vectors, 1.0f, lane);
+}
