@@ -15,8 +15,8 @@ set(ESA_GPU_TESTS
     test_session_policy test_session_precision test_session_cached test_session_heads
     test_session_reuse
     test_mask_file test_recording test_recorded_errors test_recorded_masks
-    test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_select
-    test_gpu_order
+    test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows
+    test_gpu_select test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
@@ -172,6 +172,12 @@ foreach(name ${ESA_GPU_TESTS})
   add_test(NAME stand_in.${name} COMMAND ${name})
   set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
                        "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
+endforeach()
+# The level of GPUs below sm_90a, where 8-bit attention has another arithmetic.
+foreach(name test_eight_bit test_gpu_eight_bit)
+  add_test(NAME stand_in.${name}_sm80 COMMAND ${name})
+  set_tests_properties(stand_in.${name}_sm80 PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
+                       "ESA_TEST_DEVICE=cuda;ESA_CUDA=sm80;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
 endforeach()
 # How the plugin finds cuBLASLt: the search needs no GPU, and the libraries are made up.
 add_executable(test_blas tests/cuda/test_blas.c src/cuda/runtime/blas.c)

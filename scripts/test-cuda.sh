@@ -98,6 +98,9 @@ collect() { # reads the logs of what was started; a program that died counts as 
 while read -r name; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done <"$folder/tests/gpu_tests.txt"
+for name in test_eight_bit test_gpu_eight_bit; do   # 8 bits have other kernels, and another arithmetic, below sm90a
+    start "$name-sm80" ESA_CUDA=sm80 ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
+done
 for program in "$folder"/tests/test_*_gpu; do       # of the engine, if it was built: model/ and golden files
     case $program in */test_no_gpu) continue ;; esac        # it comes below, without the plugin
     [ -x "$program" ] && start "$(basename "$program")" ESA_TEST_GOLDEN="$here/tests/golden" \
@@ -139,9 +142,9 @@ fi
 
 # ---- compute-sanitizer, on few and small cases; tight: nothing lies behind a tensor, so it sees reads past the end
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-watch() {   # watch TOOL PROGRAM [VARIABLE=value...]
+watch() {   # watch TOOL PROGRAM [VARIABLE=value...]; label: what is added to the name of the log
     local tool=$1 program=$2; shift 2
-    start "$tool-$program" ESA_TEST_DEVICE=cuda ESA_TEST_SMALL=1 ESA_TEST_TIGHT=1 "$@" timeout "$limit" \
+    start "$tool-$program${label:-}" ESA_TEST_DEVICE=cuda ESA_TEST_SMALL=1 ESA_TEST_TIGHT=1 "$@" timeout "$limit" \
         "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 \
         ${api_errors:+--report-api-errors "$api_errors"} "$folder/tests/$program"
 }
@@ -154,11 +157,12 @@ else
     for tool in racecheck memcheck synccheck; do
         api_errors=no watch "$tool" test_gpu_products    # cuBLASLt tries calls that some GPUs refuse
     done
-    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_select \
-                test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes \
-                test_plan test_golden; do
+    for name in test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows \
+                test_gpu_select test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents test_gpu_biased \
+                test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
+    label=-sm80 watch memcheck test_gpu_eight_bit ESA_CUDA=sm80
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
     done

@@ -223,6 +223,8 @@ static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char
     }
     esa_ctx_free(ctx);
     d->sm80 = level && !strcmp(level, "sm80");
+    d->f16 = *esa_cpu_kernels_get(ESA_CPU_BEST);
+    d->f16.eight_f16 = 1;
     *dev = d;
     return ESA_OK;
 }
@@ -292,13 +294,13 @@ static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from
     return stand_in_luck(dev);
 }
 
-/* ---------------------------------------------------------------- kernels: the CPU's, with the
- * caller's workspace */
+/* ---------------------------------------------------- the CPU's kernels, the caller's workspace */
 
 static esa_attn_args attention_args(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     esa_attn_args a = *args;
     a.kern = esa_attn_cpu_kernels(esa_cpu_kernels_get(ESA_CPU_BEST), args);
+    if (dev->sm80 && esa_attn_cpu_eight_takes(args)) a.kern = &dev->f16;
     a.pool = dev->pool;
     return a;
 }
@@ -311,8 +313,7 @@ static esa_select_args select_args(const esa_cuda_device *dev, const esa_select_
     return a;
 }
 
-/* Lengths as a GPU reads them: outside 0 .. Nk counts as the nearer end. The caller frees; NULL for
- * NULL. */
+/* Lengths as a GPU reads them: outside 0 .. Nk counts as the nearer end. The caller frees. */
 static int32_t *lengths(const int32_t *kv_len, int64_t B, int64_t Nk)
 {
     int32_t *clamped = kv_len ? malloc((size_t)B * 4) : NULL;
@@ -352,8 +353,8 @@ static esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *firs
 
 static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
-    (void)dev;
-    return esa_attn_cpu_eight_takes(args) ? "stand-in-8bit" : "stand-in";
+    if (!esa_attn_cpu_eight_takes(args)) return "stand-in";
+    return dev->sm80 ? "stand-in-sm80-8bit" : "stand-in-8bit";
 }
 
 static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows,

@@ -3,6 +3,7 @@
 #ifndef ESA_TESTS_CUDA_STAND_IN_H
 #define ESA_TESTS_CUDA_STAND_IN_H
 
+#include "cpu/cpu.h"
 #include "base/pool.h"
 #include "cuda/cuda.h"
 
@@ -18,7 +19,8 @@ typedef struct stand_in_lane {
 } stand_in_lane;
 
 struct esa_cuda_device {
-    int32_t sm80; /* 1: lowered by $ESA_CUDA */
+    int32_t sm80;        /* 1: lowered by $ESA_CUDA */
+    esa_cpu_kernels f16; /* then for 8-bit attention: P and v in f16 */
     esa_pool *pool;
     stand_in_lane lane[ESA_CUDA_LANES];
     char error[512];
