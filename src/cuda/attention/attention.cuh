@@ -54,7 +54,7 @@ struct attention_job {
 // 128, 4 to 16 fine means, scale > 0. It reads no views, so the workspace knows the answer.
 bool sm90_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm80_8bit.cu: precision 8, a level below sm90a, D 64/128, otherwise what sm80 takes without
-// causality and the centroid tail, fine means of 8 rows or more (D 64: 4). It reads no views.
+// causality and the centroid tail, fine means of 4 tokens or more. It reads no views.
 bool sm80_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm90.cu: level, D 64/128, 16-bit, aligned views, Bq 128/256, Bk 64/128, scale > 0
 bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a);

@@ -56,8 +56,7 @@ enum { QUANTISE_PARTS = 64 };
 // sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
 esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream);
-// sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys
+// sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys, fine means of 4 keys or
+// more
 esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                         cudaStream_t stream);
-// Whether the sums that quantise_f16 makes of a few rows add up to the fine means of a block.
-bool quantise_f16_makes_fine(const esa_attn_args *a);

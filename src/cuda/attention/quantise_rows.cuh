@@ -241,16 +241,23 @@ template <class T, int D> __device__ __forceinline__ void round_queries(const qu
     }
 }
 
-// Sums of the ROWS rows of each group, and the means that they make.
-template <int D> struct run_sums {
-    static constexpr int GROUPS = run_shape<D>::GROUPS, ROWS = run_shape<D>::ROWS;
-    float x[GROUPS][D];
+// Sums of GRAIN rows each, and the means that they make. A thread makes them of its rows.
+template <int D, int GRAIN> struct run_sums {
+    static_assert(run_shape<D>::ROWS % GRAIN == 0, "sums of the rows of one thread");
+    float x[RUN_8BIT / GRAIN][D];
 
-    // The mean of n rows, in groups from .. to - 1.
+    // Puts the sum of 8 columns and of GRAIN rows, the last of which is `row` of the run, and
+    // clears it.
+    __device__ __forceinline__ void put(float (&sum)[8], int row, int column)
+    {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) x[row / GRAIN][column * 8 + c] = sum[c], sum[c] = 0.0f;
+    }
+    // The mean of n rows, in sums from .. to - 1.
     __device__ __forceinline__ float mean(int d, int from, int to, int n) const
     {
         float sum = 0.0f;
-        for (int g = from; g < to; ++g) sum += x[g][d];
+        for (int i = from; i < to; ++i) sum += x[i][d];
         return n > 0 ? sum / (float)n : 0.0f;
     }
     // Means of a run of n existing rows with `parts` blocks; put(mean, d, part, number): number is
@@ -262,17 +269,17 @@ template <int D> struct run_sums {
         for (int i = threadIdx.x / D; i < parts * (fine + 1); i += THREADS / D) {
             const int part = i / (fine + 1), e = i % (fine + 1), rows = e ? keys / fine : keys,
                       from = part * keys + (e ? (e - 1) * rows : 0);
-            put(mean(d, from / ROWS, (from + rows) / ROWS, min(rows, n - from)), d, part, e);
+            put(mean(d, from / GRAIN, (from + rows) / GRAIN, min(rows, n - from)), d, part, e);
         }
     }
 };
 
 // parts: key blocks of a run.
-template <class T, int D>
-__device__ __forceinline__ void round_keys(const quantise_plan &p, int parts)
+template <class T, int D, int GRAIN>
+__device__ __forceinline__ void round_keys(const quantise_plan &p, int parts,
+                                           run_sums<D, GRAIN> &sums)
 {
     constexpr int COLUMNS = run_shape<D>::COLUMNS, ROWS = run_shape<D>::ROWS;
-    __shared__ run_sums<D> sums;
     __shared__ float inverse[2];
     const int64_t run = blockIdx.x - p.q_runs, bh = run / p.out.nk, b = bh / p.k.H,
                   j = run % p.out.nk;
@@ -295,6 +302,7 @@ __device__ __forceinline__ void round_keys(const quantise_plan &p, int parts)
             top = max(top, __float_as_uint(fabsf(x[c])));
             sum[c] += x[c];
         }
+        if (p.tail && i % GRAIN == GRAIN - 1) sums.put(sum, ROWS * group + i, column);
     }
     const run_scale s(block_top(top, parts));
     if (threadIdx.x % (THREADS / parts) == 0)
@@ -308,8 +316,6 @@ __device__ __forceinline__ void round_keys(const quantise_plan &p, int parts)
         *(uint2 *)(to + i * D) = to_int8(x, s.inv);
     }
     if (!p.tail) return;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sums.x[group][column * 8 + c] = sum[c];
     __syncthreads();
     sums.put_means(parts, p.fine, n, [&](float mean, int d, int part, int e) {
         int8_t *const at = e ? p.out.k_fine + ((run * parts + part) * p.fine + e - 1) * D

@@ -13,7 +13,9 @@ bool sm80_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a)
     // Hopper's own kernels of 16 bits are faster than this one.
     if (a->precision != 8 || dev->level != LEVEL_SM80 || !sm80_takes(dev, a)) return false;
     if ((a->D != 64 && a->D != 128) || a->causal || a->tail == ESA_TAIL_CENTROID) return false;
-    if (a->tail == ESA_TAIL_LEVELS && a->fine && !quantise_f16_makes_fine(a)) return false;
+    // The workspace of a plan is counted for 16 fine means: if those are taken, fewer are, too.
+    if (a->tail == ESA_TAIL_LEVELS && a->fine && (a->block_k % a->fine || a->block_k / a->fine % 4))
+        return false;
     if (a->B < 1 || a->Nq < 1 || a->Nk < 1) return false;
     // Thread blocks of one launch.
     return a->B * a->Hkv <= 65535 && a->B * (a->Hq * ceil_div(a->Nq, (int64_t)RUN_8BIT) +

@@ -10,10 +10,12 @@
 namespace
 {
 
-template <class T, int D> __device__ __forceinline__ void round_values(const quantise_plan &p)
+constexpr int GRAIN = 4; // tokens of the smallest fine mean: blocks of 64, 16 means
+
+template <class T, int D>
+__device__ __forceinline__ void round_values(const quantise_plan &p, run_sums<D, GRAIN> &sums)
 {
     constexpr int COLUMNS = run_shape<D>::COLUMNS, ROWS = run_shape<D>::ROWS;
-    __shared__ run_sums<D> sums;
     const int64_t run = blockIdx.x - p.q_runs - p.kv_runs, bh = run / p.out.nk, b = bh / p.v.H,
                   j = run % p.out.nk;
     const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS,
@@ -42,10 +44,9 @@ template <class T, int D> __device__ __forceinline__ void round_values(const qua
         }
         *(uint4 *)(to + i * D) = make_uint4(pack2<f16>(x[0], x[1]), pack2<f16>(x[2], x[3]),
                                             pack2<f16>(x[4], x[5]), pack2<f16>(x[6], x[7]));
+        if (p.tail && i % GRAIN == GRAIN - 1) sums.put(sum, ROWS * group + i, column);
     }
     if (!p.tail) return;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sums.x[group][column * 8 + c] = sum[c];
     __syncthreads();
     sums.put_means(parts, p.fine, n, [&](float mean, int d, int part, int e) {
         __half *const at = e ? (__half *)p.out.v_fine + ((run * parts + part) * p.fine + e - 1) * D
@@ -57,12 +58,13 @@ template <class T, int D> __device__ __forceinline__ void round_values(const qua
 template <class T, int D>
 __global__ void __launch_bounds__(THREADS, 3) round_kernel(const __grid_constant__ quantise_plan p)
 {
+    __shared__ run_sums<D, GRAIN> sums;
     if (blockIdx.x < p.q_runs)
         round_queries<T, D>(p);
     else if (blockIdx.x < p.q_runs + p.kv_runs)
-        round_keys<T, D>(p, (int)p.out.blocks);
+        round_keys<T>(p, (int)p.out.blocks, sums);
     else
-        round_values<T, D>(p);
+        round_values<T>(p, sums);
 }
 
 template <class T, int D> void launch(const quantise_plan &p, int64_t heads, cudaStream_t stream)
@@ -81,12 +83,6 @@ void launch_for(const quantise_plan &p, const esa_attn_args *a, cudaStream_t str
 }
 
 } // namespace
-
-bool quantise_f16_makes_fine(const esa_attn_args *a)
-{
-    const int32_t rows = a->D == 128 ? run_shape<128>::ROWS : run_shape<64>::ROWS;
-    return a->fine > 0 && a->block_k % a->fine == 0 && a->block_k / a->fine % rows == 0;
-}
 
 esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                         cudaStream_t stream)

@@ -40,9 +40,9 @@ __device__ __forceinline__ void values_to_words(uint32_t (&w)[8][2], float (&sum
     }
 }
 
-template <class T> __device__ __forceinline__ void round_values(const quantise_plan &p)
+template <class T>
+__device__ __forceinline__ void round_values(const quantise_plan &p, run_sums<D, ROWS> &sums)
 {
-    __shared__ run_sums<D> sums;
     const int64_t run = blockIdx.x - p.q_runs - p.kv_runs, bh = run / p.out.nk, b = bh / p.v.H,
                   j = run % p.out.nk;
     const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS, odd = group % 2,
@@ -76,8 +76,7 @@ template <class T> __device__ __forceinline__ void round_values(const quantise_p
             __byte_perm(low[1], high[1], 0x5410), __byte_perm(low[1], high[1], 0x7632));
     }
     if (!p.tail) return;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sums.x[group][column * 8 + c] = sum[c];
+    sums.put(sum, ROWS * group, column);
     __syncthreads();
     const int64_t stages = p.out.nk_pad / RUN_8BIT;
     const auto mean_at = [&](int64_t block, int d) {
@@ -96,12 +95,13 @@ template <class T> __device__ __forceinline__ void round_values(const quantise_p
 template <class T>
 __global__ void __launch_bounds__(THREADS, 3) round_kernel(const __grid_constant__ quantise_plan p)
 {
+    __shared__ run_sums<D, ROWS> sums;
     if (blockIdx.x < p.q_runs)
         round_queries<T, D>(p);
     else if (blockIdx.x < p.q_runs + p.kv_runs)
-        round_keys<T, D>(p, 1);
+        round_keys<T>(p, 1, sums);
     else
-        round_values<T>(p);
+        round_values<T>(p, sums);
 }
 
 template <class T> void launch(const quantise_plan &p, int64_t heads, cudaStream_t stream)
