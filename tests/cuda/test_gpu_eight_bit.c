@@ -457,8 +457,10 @@ static void centres_and_outliers(void **state)
                                     .outliers = kind < 2 ? 0 : 16 });
 }
 
-/* A longer call does not have larger errors. Chance moves them by 5 %; sums in one accumulator
- * would be several times as wrong at the end. */
+/* A longer call does not have larger errors. Chance moves them by 5 %; with E4M3, sums in one
+ * accumulator would be several times as wrong at the end. With f16 there is one accumulator of 24
+ * bits. Tensor cores cut what they add to it, by half of the last bit in the mean, and 2^18 keys
+ * are 2^14 additions: a share of 2^-10 is lost at most. */
 static void no_growth(void **state)
 {
     (void)state;
@@ -472,15 +474,18 @@ static void no_growth(void **state)
                                    .Nk = n,
                                    .D = 128,
                                    .dtype = ESA_DTYPE_F16,
+                                   .block_q = 128,
+                                   .block_k = 128,
                                    .density = -1.0,
                                    .precision = 8 };
+        const double cut = known_kind(&c) == F16 ? (double)(n / 16) * 0x1p-24 : 0.0;
         double lse;
         on_gpu_set(1);
         const double error = attention_error(&c, GPU_BEST, 2, &lse);
         on_gpu_set(-1);
         printf("%lld keys: relative error %.4f, lse %.5f\n", (long long)n, error, lse);
         if (n == 1024) first = error;
-        assert_true(error <= 1.1 * first);
+        assert_true(error <= 1.1 * first + cut);
     }
 }
 
