@@ -57,7 +57,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
-    if (o->keep && o->linear != ESA_LINEAR_F8)
+    if (o->keep && o->linear == ESA_LINEAR_BF16)
         return cli_usage("%s: --keep names tensors that --linear fp8 leaves in bf16; give both",
                          what);
     int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
@@ -74,7 +74,10 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     if (!status) status = cli_ctx_on(&m->ctx, o->threads, m->device.ordinal);
     if (status) return status;
     if (m->device.device == ESA_DEVICE_CPU && (o->linear || limit))
-        return cli_fail("%s: %s needs a GPU", what, limit ? "--max-vram" : "--linear fp8");
+        return cli_fail("%s: %s needs a GPU", what,
+                        limit                             ? "--max-vram"
+                        : o->linear == ESA_LINEAR_F8_FAST ? "--linear fp8-fast"
+                                                          : "--linear fp8");
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
     p.transformer = o->transformer;

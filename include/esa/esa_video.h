@@ -70,8 +70,9 @@ enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_A
 
 /* How the linear layers of the transformer run on a GPU. F8 is E4M3 with one scale for each output
  * of a weight and each token; the first and the last block and the embedders stay in BF16. It needs
- * compute capability 9.0. */
-enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1 };
+ * compute capability 9.0. F8_FAST lets the GPU keep the sums with fewer bits than f32 has, which is
+ * faster and less exact where sums are long. */
+enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1, ESA_LINEAR_F8_FAST = 2 };
 
 struct esa_progress; /* below */
 
@@ -93,7 +94,7 @@ typedef struct esa_model_params {
      * hunyuan-544p or hunyuan-720p. There is no text encoder; without prompt_embeds the embeddings
      * are random too. (0) */
     int32_t random;
-    /* F8: names of more tensors that stay in BF16: patterns with *, separated by commas (NULL) */
+    /* F8, F8_FAST: names of more tensors that stay in BF16: patterns with *, separated by commas (NULL) */
     const char *keep;
     /* GPU: bytes that weights, activations and scratch may take together; 0: what is free. Weights
      * that do not fit are copied from host memory when they are used. */

@@ -212,9 +212,9 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
                         ESA_HOLD_BF16);
-    if (p.linear < ESA_LINEAR_BF16 || p.linear > ESA_LINEAR_F8)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "linear is %d, expected ESA_LINEAR_BF16 or F8",
-                        p.linear);
+    if (p.linear < ESA_LINEAR_BF16 || p.linear > ESA_LINEAR_F8_FAST)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "linear is %d, expected ESA_LINEAR_BF16, F8 or F8_FAST", p.linear);
     if ((p.transformer || p.transformer_2) && p.random)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "random weights were asked for, and weights from a file; give one");
@@ -234,6 +234,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     m->random = p.random;
     esa_nn_init(&m->nn, ctx);
     esa_status status = esa_nn_use(&m->nn, p.device);
+    m->nn.fast = p.linear == ESA_LINEAR_F8_FAST;
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
     m->env = (esa_part_env){ .nn = &m->nn,
@@ -244,7 +245,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
                              .lora_2 = p.lora_2,
                              .loras_2 = p.lora_2_count,
                              .hold = p.hold,
-                             .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
+                             .linear = p.linear == ESA_LINEAR_BF16 ? ESA_DTYPE_BF16 : ESA_DTYPE_F8,
                              .keep = p.keep,
                              .limit = p.max_memory,
                              .ask = ask_text,

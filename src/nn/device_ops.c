@@ -26,6 +26,7 @@ static esa_status run_product(esa_nn *nn, esa_product_args *a, const esa_linear 
     const esa_weight *w = &l->weight;
     const int64_t out = w->dim[0];
     a->bias = l->bias.data;
+    a->fast = nn->fast;
     a->w = esa_view_of((void *)(uintptr_t)w->data, w->dtype, nn->be->device, count * out,
                        esa_weight_count(w) / out);
     a->w.scale = (float *)(uintptr_t)w->scale;

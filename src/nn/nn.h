@@ -56,6 +56,7 @@ typedef struct esa_nn {
     double self_began;            /* set by self_begin */
     esa_nn_marks *marks;          /* without host memory: where kinds of work begin */
     int32_t preparing;            /* 1: products are measured (ops.h: prepares) */
+    int32_t fast;                 /* 1: sums of F8 products may have fewer bits than f32 */
     int32_t entered;              /* depth of esa_nn_enter */
     int32_t blas_threads;         /* the BLAS's setting before esa_nn_enter */
 } esa_nn;

@@ -183,6 +183,10 @@ static void described(void **state)
     mp.parts = 0;
     assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_ARGUMENT, "parts",
                    NULL);
+    mp = esa_model_params_default();
+    mp.linear = 3;
+    assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_ARGUMENT,
+                   "linear is 3", NULL);
     esa_ctx_free(ctx);
 }
 
