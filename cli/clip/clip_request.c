@@ -329,8 +329,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "CPU threads; 0: one per core (0)" },
         { "--device", CLI_TEXT, &r->open.device, CLI_DEVICE_NAMES, 0, 0, 0, CLI_DEVICE_HELP },
         { "--linear", CLI_CHOICE, &r->open.linear, "bf16|fp8|fp8-fast", 0, 0, 0,
-          "GPU: type of the transformer's linear layers; the first and the last block stay in bf16; "
-          "fp8-fast sums with fewer bits (bf16)" },
+          "GPU: type of the transformer's linear layers; the first and the last block stay in "
+          "bf16; fp8-fast sums with fewer bits (bf16)" },
         { "--keep", CLI_TEXT, &r->open.keep, "NAME,...", 0, 0, 0,
           "fp8: tensors that stay in bf16; * stands for any text (none)" },
         { "--max-vram", CLI_TEXT, &r->open.max_vram, "SIZE", 0, 0, 0,

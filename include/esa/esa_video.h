@@ -94,7 +94,8 @@ typedef struct esa_model_params {
      * hunyuan-544p or hunyuan-720p. There is no text encoder; without prompt_embeds the embeddings
      * are random too. (0) */
     int32_t random;
-    /* F8, F8_FAST: names of more tensors that stay in BF16: patterns with *, separated by commas (NULL) */
+    /* F8, F8_FAST: names of more tensors that stay in BF16: patterns with *, separated by commas
+     * (NULL) */
     const char *keep;
     /* GPU: bytes that weights, activations and scratch may take together; 0: what is free. Weights
      * that do not fit are copied from host memory when they are used. */
