@@ -8,6 +8,7 @@
 The first call runs in a new process on the CPU, and on the GPU if there is one: numpy makes q, k and v, the library
 copies them to the GPU, selects, computes and copies the output back. The GPU's output must agree with the CPU's."""
 import argparse
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -81,6 +82,15 @@ def timed(words, **named):
     return time.perf_counter() - start, done
 
 
+def lend_numpy(folder):
+    """Lets the environment import the numpy of this interpreter, which may itself be one of an environment."""
+    found = importlib.util.find_spec("numpy")
+    if found is None:
+        sys.exit(f"first_attention.py: --offline needs numpy, which {sys.executable} does not have")
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "numpy-of-another.pth").write_text(f"{pathlib.Path(found.origin).parents[1]}\n", encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=pathlib.Path)
@@ -89,7 +99,9 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch, "env")
         start = time.perf_counter()
-        venv.create(folder, with_pip=True, system_site_packages=options.offline)
+        venv.create(folder, with_pip=True)
+        if options.offline:
+            lend_numpy(folder)
         print(f"virtual environment        {time.perf_counter() - start:7.2f} s")
         python = folder / "bin" / "python"
         words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--force-reinstall", "--no-deps"]
