@@ -179,8 +179,8 @@ static void faults(void **state)
         "1 with the wrong shape (final.1.weight [11,32] instead of [12,32])",
         "1 not expected (misspelt)",
         "1 with a type other than F32, F16, BF16, F8_E4M3 (both.0.weight I32)",
-        "1 with the wrong shape (layers.0.fused.scale_weight expected one number, or one for each "
-        "row)",
+        ("1 with the wrong shape (layers.0.fused.scale_weight expected one number, or one for each "
+         "row)"),
     };
     for (int32_t n = 0; n < 6; n++) {
         static part p;
