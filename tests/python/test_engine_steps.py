@@ -19,7 +19,13 @@ SIZES = {"cogvideox": (17, 128, 160), "hunyuan": (33, 128, 192), "wan": (17, 192
 WORK = 0.75
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# The others run with --slow.
+QUICK = ("wan", "cogvideox_5b", "hunyuan")
+
+
+@pytest.fixture(scope="module", params=[
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+])
 def family(request, tmp_path_factory):
     made = make(request.param, tmp_path_factory.mktemp(request.param) / "mini")
     made.guidance, made.branches, made.size = 1.0, 1, SIZES[request.param.split("_")[0].removesuffix("22")]
