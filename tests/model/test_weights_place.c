@@ -225,13 +225,50 @@ static void lora_faults(void **state)
     scratch_remove(&p.folder);
 }
 
+/* Sides of 0 in a header: tensors, scales and LoRAs are refused, and nothing is divided by them. */
+static void sides_of_zero(void **state)
+{
+    (void)state;
+    static part p, other;
+    char path[640];
+    place_part(&p, ESA_FILE_F32);
+    for (int32_t i = 0; i < PLACE_FILE; i++) {
+        other = p;
+        other.tensor[i].dim[0] = 0;
+        part_write(&other, ctx);
+        expect(check(&other, NULL), "1 with the wrong shape (");
+        scratch_remove(&other.folder);
+    }
+    place_part(&p, ESA_FILE_F8_E4M3);
+    part_write(&p, ctx);
+    snprintf(path, sizeof path, "%s", scratch_path(&p.folder, "lora.safetensors"));
+    for (int32_t kind = 0; kind < 3; kind++) {
+        const char *const name[2] = { "diffusion_model.layers.0.fused.lora_down.weight",
+                                      "diffusion_model.layers.0.fused.lora_up.weight" };
+        const int64_t down[2] = { kind == 1 ? 3 : 0, kind == 1 ? 0 : PLACE_COLS },
+                      up[2] = { kind == 2 ? 0 : 44, kind == 1 ? 3 : 0 };
+        static const float x[44 * 3];
+        esa_tensors_writer *w = NULL;
+        must(esa_tensors_writer_create(ctx, &w, path));
+        must(esa_tensors_writer_declare(w, name[0], ESA_FILE_F32, 2, down));
+        must(esa_tensors_writer_declare(w, name[1], ESA_FILE_F32, 2, up));
+        must(esa_tensors_writer_data(w, x, 4 * down[0] * down[1]));
+        must(esa_tensors_writer_data(w, x, 4 * up[0] * up[1]));
+        must(esa_tensors_writer_finish(w));
+        esa_tensors_writer_free(w);
+        expect(check(&p, path), "1 with the wrong shape or type (");
+    }
+    scratch_remove(&p.folder);
+}
+
 int main(void)
 {
     esa_ctx_params p = esa_ctx_params_default();
     p.threads = 2;
     if (esa_ctx_create(&ctx, &p) != ESA_OK) return 1;
     const struct CMUnitTest tests[] = { cmocka_unit_test(loads), cmocka_unit_test(blocks),
-                                        cmocka_unit_test(faults), cmocka_unit_test(lora_faults) };
+                                        cmocka_unit_test(faults), cmocka_unit_test(lora_faults),
+                                        cmocka_unit_test(sides_of_zero) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     esa_ctx_free(ctx);
     return failed;

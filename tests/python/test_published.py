@@ -183,3 +183,16 @@ def test_models_that_the_engine_does_not_run(tmp_path):
     said = esa("--check", headers.write(tmp_path / "two.safetensors", flux))
     assert said.returncode == 1 and "is no model that the engine knows, expected a transformer of Wan, CogVideoX or " \
                                     "HunyuanVideo" in said.stderr, said.stderr
+
+
+@pytest.mark.parametrize("model", ("wan-t2v-1.3b", "cogvideox-2b", "hunyuan-video"))
+def test_sides_of_zero(tmp_path, model):
+    """A header may have sides of 0. Such a file is refused with the names, whatever is computed from its sides."""
+    right = headers.shapes(model)
+    for side in range(5):
+        wrong = {name: (*shape[:side], 0, *shape[side + 1:]) if side < len(shape) else shape
+                 for name, shape in right.items()}
+        said = esa("--check", headers.write(tmp_path / "zero.safetensors", wrong))
+        if wrong != right:
+            assert said.returncode == 1 and len(said.stderr.splitlines()) == 1, said.stderr
+            assert "with the wrong shape (" in said.stderr and " instead of [" in said.stderr, said.stderr
