@@ -81,8 +81,8 @@ typedef struct esa_session_params {
      * have the exact rows of the file, because its works include them: attention.exact_rows must
      * be 0 (as in the file) or the same number; any other returns ESA_ERR_MISMATCH. */
     esa_mask_file *masks;
-    /* RECORD: number of step groups G; 0: one per step (0). Step i belongs
-     * to group floor(i*G/steps). */
+    /* RECORD: number of step groups G; 0: one per step (0). Step i belongs to group
+     * floor(i*G/steps). */
     int32_t record_groups;
     int32_t record_per_branch; /* RECORD: 1 keeps the branches apart, 0 averages them (0) */
     /* ONLINE and PROBE use every field but kv_len. CACHED uses budget and layout.order_applied; the
@@ -134,8 +134,8 @@ typedef struct esa_session_params {
     int32_t steps16_first, steps16_last; /* 0 .. steps (0) */
     int32_t layers16_count;
     /* For work: how many branches run at each step, 1 .. branches. They share the cost of masks and
-     * orders if share_branches is 1. A session may announce more branches than run at a step, such
-     * as those of a second transformer. 0: two, or one if branches is 1 (0) */
+     * orders if share_branches is 1. branches may be larger, for example if a second transformer
+     * has branches of its own. 0: two, or one if branches is 1 (0) */
     int32_t step_branches;
     const int32_t *layers16;
     int64_t reserved[1];
@@ -173,10 +173,9 @@ ESA_API esa_session_params esa_session_params_default(void);
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
 
-/* 1 if a model run keeps every row and column of frame 0 where nobody says so
- * (layout.protect_first_frame -1): rf_v2 does. given is 1 if the model got frame 0 as a picture
- * (image to video): then every selector does but error, which sees by itself what the frame is
- * worth. */
+/* The default of layout.protect_first_frame in a model run: 1 if every row and column of frame 0 is
+ * kept. given is 1 if the model got frame 0 as a picture (image to video). Then all selectors keep
+ * it but error, which sees by itself what the frame is worth. Otherwise only rf_v2 keeps it. */
 ESA_API int32_t esa_protects_first_frame(int32_t selector, int32_t given);
 
 /* The steps that run dense first: ceil(warmup_frac * steps - 1e-9), within 0 .. steps. */
@@ -370,23 +369,23 @@ ESA_API void esa_mask_file_free(esa_mask_file *file);
 ESA_API esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info *info);
 
 /* Makes the masks for budget available: prebuilt ones, or masks derived now from the stored
- * importance (the same bits). Budgets of mask files are whole per mille; others are rounded
- * to the nearest. */
+ * importance (the same bits). Budgets of mask files are whole per mille; others are rounded to the
+ * nearest. */
 ESA_API esa_status esa_mask_file_require(esa_mask_file *file, double budget);
 
-/* Returns the mask of one cell, owned by the caller. step is mapped to its group.
- * Calls esa_mask_file_require. ESA_ERR_STATE if the file does not store the cell
- * (dense layer, warm-up). */
+/* Returns the mask of one cell, owned by the caller. step is mapped to its group. Calls
+ * esa_mask_file_require. ESA_ERR_STATE if the file does not store the cell (dense layer,
+ * warm-up). */
 ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer,
                                      int32_t step, int32_t branch, double budget);
 
-/* 1 if the file stores the cell of layer and step; 0 if not (dense layer, warm-up,
- * out of range). */
+/* 1 if the file stores the cell of layer and step; 0 if not (dense layer, warm-up, out of
+ * range). */
 ESA_API int32_t esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t step);
 
-/* Values per head of one cell: normalised entropy, share of the recorded importance that
- * the mask keeps (of recorded errors: the share that it removes), and density. Each array is f64[H]
- * or NULL. NaN where the file does not know. Calls esa_mask_file_require. */
+/* Values per head of one cell: normalised entropy, the share of the recorded importance that the
+ * mask keeps (of recorded errors: the share that it removes), and density. Each array is f64[H] or
+ * NULL. NaN where the file does not know. Calls esa_mask_file_require. */
 ESA_API esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mass,
                                        double *density, int32_t layer, int32_t step, int32_t branch,
                                        double budget);
@@ -435,8 +434,8 @@ typedef struct esa_mask_build {
 
 ESA_API esa_mask_build esa_mask_build_default(void);
 
-/* Adds up one or more recordings (shards of a run) into one. Any order and any split give
- * the same bits. */
+/* Adds up one or more recordings (shards of a run) into one. Any order and any split give the same
+ * bits. */
 ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count);
 

@@ -63,15 +63,15 @@ ESA_API const char *esa_video_build_id(void);
  *  - F32, BF16: tensors of another type are converted once, while reading. The pages of the file
  *    are given back piece by piece, so that file and copy are never in memory together. Tensors
  *    that have the type already are used from the mapped file.
- * The few tensors that Wan keeps in f32 stay in f32 in every case. */
+ * Vectors, and the few other tensors that Wan keeps in f32, are in f32 in every case. */
 enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3 };
 /* Parts of a model, as bits. */
 enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_ALL = 7 };
 
 /* How the linear layers of the transformer run on a GPU. F8 is E4M3 with one scale for each output
  * of a weight and each token; the first and the last block and the embedders stay in BF16. It needs
- * compute capability 9.0. F8_FAST lets the GPU keep the sums with fewer bits than f32 has, which is
- * faster and less exact where sums are long. */
+ * compute capability 9.0. F8_FAST is F8 whose sums the GPU may keep with fewer bits than f32 has,
+ * which is faster, and less exact where sums are long. */
 enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1, ESA_LINEAR_F8_FAST = 2 };
 
 struct esa_progress; /* below */
@@ -210,15 +210,17 @@ typedef struct esa_generate_params {
     /* 0: the model's default. height and width must be multiples of factor * patch. frames is
      * rounded down to 1 + k * factor[0], as in diffusers; CogVideoX adds three if k is odd. */
     int32_t frames, height, width;
-    int32_t steps;               /* 0: the model's default */
-    int32_t scheduler;           /* ESA_SCHEDULER_* (MODEL) */
-    int32_t max_text_tokens;     /* 0: text_tokens of the model's info, as in diffusers */
-    int32_t decode;              /* 1: decode to frames (1); 0: latents only, *frames stays NULL */
-    uint64_t seed;               /* for torch's CPU generator: the noise is that of diffusers */
-    double guidance;             /* NaN: the model's default; <= 1: no negative branch */
+    int32_t steps;           /* 0: the model's default */
+    int32_t scheduler;       /* ESA_SCHEDULER_* (MODEL) */
+    int32_t max_text_tokens; /* 0: text_tokens of the model's info, as in diffusers */
+    int32_t decode;          /* 1: decode to frames (1); 0: latents only, *frames stays NULL */
+    uint64_t seed;           /* for torch's CPU generator: the noise is that of diffusers */
+    /* NaN: the model's default; <= 1: no negative branch. HunyuanVideo takes it as an input, and
+     * never has a negative branch. */
+    double guidance;
     double flow_shift;           /* 0: the value in the scheduler's config */
     const char *prompt;          /* may be NULL if prompt_embeds is given */
-    const char *negative_prompt; /* NULL: "" */
+    const char *negative_prompt; /* NULL: ""; not used without a negative branch */
     /* safetensors file with prompt_embeds [tokens, text_dim], and with negative_prompt_embeds if
      * there is a negative branch; HunyuanVideo: also with pooled_prompt_embeds. The text encoder is
      * then skipped. */
@@ -247,19 +249,19 @@ typedef struct esa_generate_params {
     void (*denoised)(void *user, const esa_session *session);
     void *denoised_user;
     const char *plan; /* work plan file for session.work and quality; NULL: the built-in rule */
-    /* Step cache: steps whose velocity is expected to change by less than this part of it since the
-     * last computed step reuse that step's velocity; 0: off. The warm-up, the first tenth and the
+    /* Step cache: a step reuses the velocity of the last computed step as long as it is expected to
+     * have changed by less than this part of its size; 0: off. The warm-up, the first tenth and the
      * last step are always computed. */
     double cache;
-    double quality; /* instead of session.work: PSNR in dB against dense that the plan shall expect;
-                     * 0: not given */
+    double quality; /* instead of session.work: the PSNR against dense, in dB, that the plan shall
+                     * expect; 0: not given */
     /* GPU: called before the first step with lines that say where its memory goes: which weights
      * stay there, which are copied and what that costs; may be NULL */
     void (*say)(void *user, const char *line);
     void *say_user;
-    /* Noise levels of the steps instead of the scheduler's own: they fall, are at most 1 and above
-     * 0. flow_shift shifts them too. Distilled models need the list that they were trained with.
-     * steps must be 0 or sigma_count. (NULL: none) */
+    /* Noise levels of the steps instead of the scheduler's own, for EULER and UNIPC: they fall, are
+     * at most 1 and above 0. flow_shift shifts them too. Distilled models need the list that they
+     * were trained with. steps must be 0 or sigma_count. (NULL: none) */
     const double *sigmas;
     int32_t sigma_count;
     int32_t reserved1;
