@@ -7,7 +7,7 @@
  * and text/. family.c lists the tables.
  *
  * Handles are opaque here: the family's dit.open makes an esa_dit, and so on. A function that fails
- * leaves one message in the ctx. A member that may be NULL says so. */
+ * leaves one message in the ctx. Members that may be NULL say so. */
 #ifndef ESA_MODEL_FAMILY_H
 #define ESA_MODEL_FAMILY_H
 
@@ -90,8 +90,9 @@ typedef struct esa_dit_ops {
     void (*set_room)(esa_dit *dit, const esa_dit_room *room);
     /* The number of text rows that the transformer keeps. */
     int64_t (*text_rows)(const esa_dit *dit, const esa_text *text);
-    /* Prepares a video with latents (t, h, w). layout is used as in the function layout; on return
-     * it is ready for esa_session_params.select.layout. branches: the number of texts. */
+    /* Prepares a video with latents (t, h, w). Takes and fills in layout as the function layout
+     * does; on return it is ready for esa_session_params.select.layout. branches: the number of
+     * texts. */
     esa_status (*begin)(esa_dit *dit, const int32_t latent[3], esa_layout *layout, int32_t selector,
                         int32_t mode, int32_t branches);
     void (*end)(esa_dit *dit);            /* frees what begin and text have made */
@@ -123,8 +124,8 @@ typedef struct esa_vae_ops {
 
 /* ---------------------------------------------------------------- families */
 
-/* What a weight file is that comes without a folder: another model, one of the family, one that the
- * engine runs if its tensors fit. */
+/* What a weight file without a folder is: no model of the family, one of the family that the engine
+ * does not run, or one that it runs if the tensors fit. */
 enum { ESA_KIND_OTHER = 0, ESA_KIND_KNOWN = 1, ESA_KIND_RUNS = 2 };
 
 /* A published model: how it is recognised, its name and its defaults. */
@@ -186,7 +187,7 @@ typedef struct esa_family {
     esa_status (*read)(esa_folder *folder, void *configs);
     void (*describe)(const void *configs, esa_facts *facts);
     /* Random weights: fills in the configurations and the size (frames, height, width) of a shape.
-     * Returns 0 for a name that the family does not have; shape_names lists the others. */
+     * Returns 0 for a name that the family does not have; shape_names lists those it has. */
     int32_t (*shape)(const char *name, void *configs, esa_sched_config *sched, int32_t size[3]);
     const char *shape_names;
     /* Returns the guidance at a step with this timestep. NULL: it is the same at every step. */

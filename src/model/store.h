@@ -41,11 +41,11 @@ typedef struct esa_store_settings {
      * read by esa_store_open. */
     const char *keep;
     /* Bytes of device memory in all: the weights with their lanes, what nn and the ctx's scratch
-     * hold, what loading needs and esa_store_leave leaves, and a share for the driver. 0: what is
+     * hold, what loading needs, what esa_store_leave leaves, and a share for the driver. 0: what is
      * free. */
     int64_t limit;
     /* Called when weights would have to be copied for lack of device memory: another owner may give
-     * some back. bytes: what would let all of them stay. NULL: there is no other. */
+     * memory back. bytes: what would let all weights stay. NULL: there is no other owner. */
     esa_status (*ask)(void *user, int64_t bytes);
     void *ask_user;
 } esa_store_settings;
@@ -70,14 +70,14 @@ esa_status esa_store_open(esa_nn *nn, esa_store **store, esa_weights *w,
 void esa_store_free(esa_store *store);
 /* Makes the weights take at most so many bytes of device memory (0: the limit of the settings).
  * Groups that no longer fit are copied from now on, and groups that fit again stay. Nothing moves
- * if every group is where the new plan wants it. Not between begin and end; waits. ESA_ERR_MEMORY
- * says the least that works; then all is as it was. */
+ * if every group is where the new plan wants it. Must not be called between begin and end; waits.
+ * ESA_ERR_MEMORY says the least that works; then all is as it was. */
 esa_status esa_store_fit(esa_store *store, int64_t bytes);
-/* The same, so that device memory is left to what is allocated next: bytes (activations, masks),
+/* Does the same, but leaves device memory for what is allocated next: bytes (activations, masks),
  * and what the ctx's scratch needs to become as large as scratch. Keeps the limit of the settings
- * and asks before groups are copied. */
+ * and calls ask before groups are copied. */
 esa_status esa_store_leave(esa_store *store, int64_t bytes, int64_t scratch);
-/* The same, but groups that are copied now are copied on. */
+/* The same as esa_store_leave, but no group that is copied now comes to stay. */
 esa_status esa_store_clear(esa_store *store, int64_t bytes, int64_t scratch);
 /* The most bytes that esa_store_leave could leave beside such a scratch, without asking; may be
  * negative. INT64_MAX with host memory. */
@@ -91,7 +91,8 @@ void esa_store_describe(const esa_store *store, void (*say)(void *user, const ch
                         void *user);
 
 /* 1 if it pays to measure the products of a block with this layer (nn/ops.h: prepares). Where other
- * blocks are F8, a BF16 block is one of two, and measuring would take longer than it saves. */
+ * blocks are F8, only the first and the last block are BF16, and measuring their products would
+ * take longer than it saves. */
 int32_t esa_store_measures(const esa_store *store, const esa_linear *l);
 
 /* Only enqueue. After begin the views of the group can be used; work enqueued before end may read

@@ -13,16 +13,16 @@
  *
  * Files: STEM.safetensors, or STEM.safetensors.index.json and the shards it names, with tensors of
  * F32, F16, BF16 or E4M3 (weights_f8.c); or one file that the caller names, safetensors or GGUF.
- * Shards are mapped; an incomplete shard is refused because of its header. Views stay valid until
- * esa_weights_free.
+ * Shards are mapped; a shard that is shorter than its header says is refused. Views stay valid
+ * until esa_weights_free.
  *
  * A GGUF file may also have tensors of Q8_0, Q4_K, Q5_K and Q6_K (base/blocks.h). ESA_HOLD_FILE,
  * and ESA_HOLD_AUTO for parts that are not small, hold them as they are in the file; products
  * expand them piece by piece. A store on a device expands them while it loads. Leading dimensions
  * of 1 do not count when a GGUF file is compared, because its writers drop them.
  *
- * Names: parts want the names of diffusers. Files in the layout of a model's authors have others;
- * a part gives the table of those (esa_weights_naming). */
+ * Names: parts want the names of diffusers. Files in the layout of a model's authors or of ComfyUI
+ * have others; a part gives tables of those (esa_weights_naming). */
 #ifndef ESA_MODEL_WEIGHTS_H
 #define ESA_MODEL_WEIGHTS_H
 
@@ -63,9 +63,9 @@ void esa_weights_free(esa_weights *w);
 /* Names in another layout. In a rule, # stands for digits, and a rule holds for names that begin
  * with `ours`, up to their end or a dot. Names without a rule are the same in both layouts.
  *
- * Rows may lie otherwise too: theirs can hold several tensors of ours one behind the other, or
- * their rows in another order. Digits behind @ say how. Ours is then cut into as many equal runs of
- * rows as there are digits, and a digit is the number of a run in theirs:
+ * Rows may lie otherwise too: a tensor of theirs can hold several of ours one behind the other, or
+ * rows in another order. Digits behind @ say how. Ours is then cut into as many equal runs of rows
+ * as there are digits, and a digit is the number of a run in theirs:
  *
  *     { "to_q", "qkv@0" }, { "to_k", "qkv@1" }, { "to_v", "qkv@2" }    three in one
  *     { "scale_shift", "shift_scale@10" }                              two halves change places
@@ -81,8 +81,8 @@ typedef struct esa_naming {
     int32_t rules;
     const struct esa_naming *next; /* another layout that files may have; NULL: none */
 } esa_naming;
-/* Lets the files be in this layout too, or in those behind it. They are if they have the marker,
- * with or without one of the prefixes of ComfyUI in front (model.diffusion_model. or
+/* Allows this layout, and those that follow in naming->next. Files are in a layout if they have its
+ * marker, with or without one of the prefixes of ComfyUI in front (model.diffusion_model. or
  * diffusion_model.); with a prefix, tensors without it do not belong to the part. Messages then use
  * the names of the files. naming must outlive the object. */
 void esa_weights_naming(esa_weights *w, const esa_naming *naming);
