@@ -90,6 +90,12 @@ void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes)
     nn->held -= bytes;
 }
 
+esa_view esa_nn_take(const esa_nn *nn, esa_carve *carve, int32_t dtype, int64_t rows, int64_t cols)
+{
+    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
+    return esa_view_of(data, dtype, nn->be->device, rows, cols);
+}
+
 esa_status esa_nn_alloc_host(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 {
     if (nn->be->host_memory) return esa_nn_alloc(nn, ptr, bytes, what);

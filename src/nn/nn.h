@@ -78,6 +78,9 @@ double esa_nn_now(void); /* seconds of a monotonic clock */
  * the message "out of memory for ...". */
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what);
 void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes);
+/* Takes a matrix of the device from memory that is being carved up; only counts its bytes, and
+ * gives no data, if carve->base is NULL. */
+esa_view esa_nn_take(const esa_nn *nn, esa_carve *carve, int32_t dtype, int64_t rows, int64_t cols);
 /* The same for memory of the host; it counts if that is the device's. */
 esa_status esa_nn_alloc_host(esa_nn *nn, void **ptr, int64_t bytes, const char *what);
 void esa_nn_free_host(esa_nn *nn, void *ptr, int64_t bytes);

@@ -14,7 +14,6 @@
  * Text and video have their own shift, scale and gate, so operations with these run twice, on the
  * rows of each. */
 #include "model/dit/cog_dit_internal.h"
-#include "session/session.h"
 
 #include <string.h>
 
@@ -52,38 +51,6 @@ static const float *gate_of(const esa_cog_dit *dit, int32_t stream, const esa_vi
     return (const float *)modulation->data + (3 * stream + 2) * dit->d;
 }
 
-/* *in = x as input of a layer: x itself, or a copy in a. */
-static esa_status input_of(esa_cog_dit *dit, esa_view *in, const esa_view *x, const esa_linear *l)
-{
-    const esa_view copy = dit->nn->ops->input(dit->nn, &dit->a, l);
-    *in = x->dtype == copy.dtype ? *x : copy;
-    if (in->data == x->data) return ESA_OK;
-    const esa_act_args convert = { .y = copy, .x = *x, .act = ESA_ACT_NONE };
-    return dit->nn->ops->act(dit->nn, &convert);
-}
-
-/* A matrix [S][d] as attention takes it. */
-static esa_tensor heads_of(const esa_cog_dit *dit, const esa_view *v)
-{
-    const int64_t H = dit->config.heads, D = dit->config.head_dim;
-    esa_tensor t = esa_tensor_bsnd(v->data, v->dtype, 1, H, v->rows, D);
-    t.device = v->device;
-    t.device_index = dit->nn->be->ordinal(dit->nn->ctx);
-    t.stride[0] = v->rows * v->ld;
-    t.stride[2] = v->ld;
-    return t;
-}
-
-static esa_status attend(esa_cog_dit *dit, esa_session *session, int32_t layer)
-{
-    const esa_tensor q = heads_of(dit, &dit->qkv[0]), k = heads_of(dit, &dit->qkv[1]),
-                     v = heads_of(dit, &dit->qkv[2]), o = heads_of(dit, &dit->o);
-    const esa_qkvo views = { &q, &k, &v, &o, NULL };
-    ESA_TRY(dit->nn->ops->self_begin(dit->nn));
-    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
-    return dit->nn->ops->self_end(dit->nn);
-}
-
 /* From the normed input in a to the output of attention in o. */
 static esa_status self_attention(esa_cog_dit *dit, esa_session *session, int32_t layer)
 {
@@ -104,7 +71,7 @@ static esa_status self_attention(esa_cog_dit *dit, esa_session *session, int32_t
                              .norm = ESA_QK_HEAD_LAYER };
     ESA_TRY(op->qkv(dit->nn, dit->qkv, &a, l));
     ESA_TRY(op->qk(dit->nn, &qk));
-    return attend(dit, session, layer);
+    return esa_dit_attend(dit->nn, session, layer, dit->qkv, &dit->o, dit->config.heads);
 }
 
 /* Adds the output of attention to x; leaves the normed input of the feed-forward in a. */
@@ -112,7 +79,7 @@ static esa_status end_attention(esa_cog_dit *dit, int32_t layer)
 {
     const cog_block *b = &dit->block[layer];
     esa_view o;
-    ESA_TRY(input_of(dit, &o, &dit->o, &b->out));
+    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &b->out));
     for (int32_t s = 0; s < STREAMS; s++) {
         const esa_view in = part_of(dit, &o, s), t = part_of(dit, &dit->flat, s);
         esa_norm_args n = norm_for(dit, s, &b->norm[1], &dit->e[1], &b->up);
@@ -271,7 +238,7 @@ static esa_status prepare_layers(esa_cog_dit *dit, int32_t i)
     esa_view o;
     ESA_TRY(op->linear(nn, &video, &dit->patch_in, &dit->patch, ESA_ACT_NONE));
     ESA_TRY(op->qkv(nn, dit->qkv, &a, qkv));
-    ESA_TRY(input_of(dit, &o, &dit->o, &b->out));
+    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &b->out));
     for (int32_t s = 0; s < STREAMS; s++) {
         const esa_norm_args n = { .x = part_of(dit, &dit->x, s),
                                   .norm = ESA_NORM_NONE,

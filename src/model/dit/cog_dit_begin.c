@@ -6,8 +6,6 @@
 #include <string.h>
 #include "session/session.h"
 
-#define MAX_TOKENS   (INT64_C(1) << 26) /* 67 million: sizes computed from it fit in 64 bits */
-#define MAX_SIDE     (1 << 20)
 /* bytes of the feed-forward's hidden layer; longer sequences run in pieces of this size */
 #define HIDDEN_BYTES (INT64_C(64) << 20)
 #define MIN_FF_ROWS  512
@@ -29,13 +27,6 @@ void esa_cog_dit_end(esa_cog_dit *dit)
 
 /* ---------------------------------------------------------------- memory */
 
-static esa_view take(const esa_cog_dit *dit, esa_carve *carve, int32_t dtype, int64_t rows,
-                     int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, dit->nn->be->device, rows, cols);
-}
-
 /* q, k, v, the output of attention and the hidden layer. */
 static void place_layers(esa_cog_dit *dit, esa_carve *carve)
 {
@@ -44,19 +35,19 @@ static void place_layers(esa_cog_dit *dit, esa_carve *carve)
     const int64_t S = dit->rows, d = dit->d, ffn = dit->ffn;
     if (!op->joined) {
         const int64_t rows = esa_min64(S, esa_max64(MIN_FF_ROWS, HIDDEN_BYTES / 4 / ffn));
-        for (int32_t i = 0; i < 3; i++) dit->qkv[i] = take(dit, carve, type, S, d);
+        for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_nn_take(dit->nn, carve, type, S, d);
         dit->flat = dit->qkv[0];
         dit->o = dit->a;
-        dit->hidden = take(dit, carve, type, rows, ffn);
+        dit->hidden = esa_nn_take(dit->nn, carve, type, rows, ffn);
         return;
     }
     /* The hidden layer takes the place of q, k and v. */
-    const esa_view wide = take(dit, carve, type, S, esa_max64(3 * d, ffn));
+    const esa_view wide = esa_nn_take(dit->nn, carve, type, S, esa_max64(3 * d, ffn));
     const esa_view all = esa_view_of(wide.data, type, wide.device, S, 3 * d);
     for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_view_cols(all, i * d, d);
     dit->flat = esa_view_of(wide.data, type, wide.device, S, d);
     dit->hidden = esa_view_of(wide.data, type, wide.device, S, ffn);
-    dit->o = take(dit, carve, type, S, d);
+    dit->o = esa_nn_take(dit->nn, carve, type, S, d);
     dit->a.scale = esa_carve_take(carve, S * 4);
     dit->hidden.scale = esa_carve_take(carve, S * 4);
 }
@@ -68,23 +59,23 @@ static void place(esa_cog_dit *dit, esa_carve *carve, int32_t moved)
     const int32_t type = dit->nn->ops->dtype, wide = ESA_DTYPE_F32;
     const int64_t N = dit->tokens, S = dit->rows, d = dit->d, half = c->head_dim / 2;
     const int64_t area = (int64_t)c->patch * c->patch;
-    dit->x = take(dit, carve, type, S, d);
-    dit->a = take(dit, carve, type, S, d);
+    dit->x = esa_nn_take(dit->nn, carve, type, S, d);
+    dit->a = esa_nn_take(dit->nn, carve, type, S, d);
     place_layers(dit, carve);
-    const esa_view patches = take(dit, carve, wide, N,
-                                  area * esa_max64(c->in_channels, c->out_channels));
+    const esa_view patches = esa_nn_take(dit->nn, carve, wide, N,
+                                         area * esa_max64(c->in_channels, c->out_channels));
     dit->patch_in = esa_view_of(patches.data, type, dit->x.device, N, area * c->in_channels);
     dit->patch_out = esa_view_of(patches.data, wide, dit->x.device, N, area * c->out_channels);
-    dit->temb = take(dit, carve, wide, 1, c->time_dim);
-    dit->silu = take(dit, carve, wide, 1, c->time_dim);
-    dit->sinusoid = take(dit, carve, wide, 1, d);
-    for (int32_t i = 0; i < 2; i++) dit->e[i] = take(dit, carve, wide, 1, 6 * d);
+    dit->temb = esa_nn_take(dit->nn, carve, wide, 1, c->time_dim);
+    dit->silu = esa_nn_take(dit->nn, carve, wide, 1, c->time_dim);
+    dit->sinusoid = esa_nn_take(dit->nn, carve, wide, 1, d);
+    for (int32_t i = 0; i < 2; i++) dit->e[i] = esa_nn_take(dit->nn, carve, wide, 1, 6 * d);
     dit->cos = c->rotary ? esa_carve_take(carve, S * half * 4) : NULL;
     dit->sin = c->rotary ? esa_carve_take(carve, S * half * 4) : NULL;
     dit->places = (esa_view){ 0 };
-    if (!c->rotary) dit->places = take(dit, carve, type, N, d);
+    if (!c->rotary) dit->places = esa_nn_take(dit->nn, carve, type, N, d);
     for (int32_t b = 0; b < dit->branches; b++)
-        dit->text[b] = take(dit, carve, type, dit->text_rows, d);
+        dit->text[b] = esa_nn_take(dit->nn, carve, type, dit->text_rows, d);
     dit->perm = moved ? esa_carve_take(carve, N * 4) : NULL;
 }
 
@@ -140,30 +131,13 @@ static esa_status make_positions(esa_cog_dit *dit, const esa_layout *layout, int
 
 /* ---------------------------------------------------------------- layout */
 
-static esa_status check_size(const esa_cog_dit *dit, const int32_t latent[3])
-{
-    static const char *const side[3] = { "frames", "height", "width" };
-    const int32_t patch[3] = { 1, dit->config.patch, dit->config.patch };
-    esa_ctx *ctx = dit->nn->ctx;
-    int64_t tokens = 1;
-    for (int32_t i = 0; i < 3; i++) {
-        if (latent[i] < patch[i] || latent[i] % patch[i] || latent[i] > MAX_SIDE)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "the latents have %d %s, expected a multiple of %d (the patch)",
-                            latent[i], side[i], patch[i]);
-        tokens *= latent[i] / patch[i];
-    }
-    if (tokens > MAX_TOKENS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the video has %lld tokens, expected at most %lld",
-                        (long long)tokens, (long long)MAX_TOKENS);
-    return ESA_OK;
-}
-
 esa_status esa_cog_dit_layout(const esa_cog_dit *dit, const int32_t latent[3], esa_layout *layout,
                               int32_t selector, int32_t mode)
 {
-    ESA_TRY(check_size(dit, latent));
-    const int32_t p = dit->config.patch, grid[3] = { latent[0], latent[1] / p, latent[2] / p };
+    const int32_t p = dit->config.patch, patch[3] = { 1, p, p },
+                  grid[3] = { latent[0], latent[1] / p, latent[2] / p };
+    int64_t tokens;
+    ESA_TRY(esa_dit_check_size(dit->nn->ctx, latent, patch, &tokens));
     if (layout->text_front_q < 1)
         return esa_fail(dit->nn->ctx, ESA_ERR_ARGUMENT,
                         "the layout has %d rows of text, expected at least 1",
@@ -172,7 +146,7 @@ esa_status esa_cog_dit_layout(const esa_cog_dit *dit, const int32_t latent[3], e
     memcpy(layout->grid_k, grid, sizeof grid);
     layout->text_front_k = layout->text_front_q;
     layout->text_back_q = layout->text_back_k = 0;
-    const int64_t S = layout->text_front_q + (int64_t)grid[0] * grid[1] * grid[2];
+    const int64_t S = layout->text_front_q + tokens;
     ESA_TRY(esa_layout_resolve(dit->nn->ctx, layout, layout, S, S, selector, mode, 0));
     /* Adaptive orders differ between heads and layers, and the tiles of the compat modes put the
      * text behind the video: the calls apply these. */
@@ -198,25 +172,6 @@ static int64_t text_bytes(const esa_cog_dit *dit)
     return dit->text_rows * dit->config.text_dim * esa_view_element(dit->nn->ops->dtype);
 }
 
-/* What a caller that said nothing will need: attention and selection take less than three
- * activations, adaptive orders three more. */
-static int64_t guess_scratch(const esa_cog_dit *dit, int32_t adaptive)
-{
-    const esa_backend *be = dit->nn->be;
-    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype);
-    return (adaptive ? 6 : 3) * dit->rows * row +
-           (be->products ? be->products->workspace(dit->nn->ctx) : 0);
-}
-
-/* Makes the weights leave room for activations of these bytes and all that comes beside them. */
-static esa_status leave_room(esa_cog_dit *dit, int64_t activations, int32_t adaptive)
-{
-    const esa_dit_room *r = &dit->given;
-    return esa_store_leave(dit->store,
-                           esa_max64(activations + text_bytes(dit) + r->beside, r->after),
-                           dit->room_known ? r->scratch : guess_scratch(dit, adaptive));
-}
-
 /* ---------------------------------------------------------------- one video */
 
 static esa_status make_room(esa_cog_dit *dit, const esa_layout *layout, int32_t mode)
@@ -224,7 +179,9 @@ static esa_status make_room(esa_cog_dit *dit, const esa_layout *layout, int32_t 
     const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    ESA_TRY(leave_room(dit, carve.used, !layout->order_applied));
+    ESA_TRY(esa_dit_leave_room(dit->nn, dit->store, dit->room_known ? &dit->given : NULL,
+                               carve.used + text_bytes(dit), dit->rows * dit->d,
+                               !layout->order_applied));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };

@@ -8,7 +8,7 @@
 #define ESA_MODEL_COG_DIT_INTERNAL_H
 
 #include "model/dit/cog_dit.h"
-#include "nn/ops.h"
+#include "model/dit/dit_parts.h"
 
 extern const esa_naming esa_cog_original; /* cog_names.c */
 

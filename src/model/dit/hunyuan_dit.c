@@ -38,11 +38,8 @@ esa_norm_args esa_hunyuan_norm(const esa_hunyuan_dit *dit, int32_t which, const 
 esa_status esa_hunyuan_input(esa_hunyuan_dit *dit, esa_view *in, int32_t which,
                              const esa_view *from, const esa_linear *l)
 {
-    const esa_view a = rows_of(dit, &dit->a, which), copy = dit->nn->ops->input(dit->nn, &a, l);
-    *in = from->dtype == copy.dtype ? *from : copy;
-    if (in->data == from->data) return ESA_OK;
-    const esa_act_args convert = { .y = copy, .x = *from, .act = ESA_ACT_NONE };
-    return dit->nn->ops->act(dit->nn, &convert);
+    const esa_view a = rows_of(dit, &dit->a, which);
+    return esa_dit_input(dit->nn, in, from, &a, l);
 }
 
 /* The parts of wide for some rows. */
@@ -69,29 +66,12 @@ static parts parts_of(const esa_hunyuan_dit *dit, int32_t which)
 
 /* ---------------------------------------------------------------- attention */
 
-/* A matrix [S][d] as attention takes it. */
-static esa_tensor heads_of(const esa_hunyuan_dit *dit, const esa_view *v)
-{
-    const int64_t H = dit->config.heads, D = dit->config.head_dim;
-    esa_tensor t = esa_tensor_bsnd(v->data, v->dtype, 1, H, v->rows, D);
-    t.device = v->device;
-    t.device_index = dit->nn->be->ordinal(dit->nn->ctx);
-    t.stride[0] = v->rows * v->ld;
-    t.stride[2] = v->ld;
-    return t;
-}
-
 static esa_status attend(esa_hunyuan_dit *dit, esa_session *session, int32_t layer,
                          const hunyuan_text *text)
 {
     const parts p = parts_of(dit, BOTH);
-    const esa_tensor q = heads_of(dit, &p.qkv[0]), k = heads_of(dit, &p.qkv[1]),
-                     v = heads_of(dit, &p.qkv[2]), o = heads_of(dit, &p.o);
-    const esa_qkvo views = { &q, &k, &v, &o, NULL };
     esa_session_keys(session, text->length);
-    ESA_TRY(dit->nn->ops->self_begin(dit->nn));
-    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
-    return dit->nn->ops->self_end(dit->nn);
+    return esa_dit_attend(dit->nn, session, layer, p.qkv, &p.o, dit->config.heads);
 }
 
 /* The norm of q and k; the video's are rotated. */

@@ -6,9 +6,7 @@
 #include "model/dit/hunyuan_dit_internal.h"
 #include "session/session.h"
 
-#define MAX_TOKENS (INT64_C(1) << 26) /* sizes computed from it fit in 64 bits */
-#define MAX_SIDE   (1 << 20)
-#define MAX_TEXT   65536
+#define MAX_TEXT 65536
 
 static void drop_text(esa_hunyuan_dit *dit, hunyuan_text *t)
 {
@@ -32,30 +30,11 @@ void esa_hunyuan_dit_end(esa_hunyuan_dit *dit)
 
 /* ---------------------------------------------------------------- layout */
 
-static esa_status check_size(const esa_hunyuan_dit *dit, const int32_t latent[3], int64_t *tokens)
-{
-    static const char *const side[3] = { "frames", "height", "width" };
-    esa_ctx *ctx = dit->nn->ctx;
-    *tokens = 1;
-    for (int32_t i = 0; i < 3; i++) {
-        const int32_t p = dit->config.patch[i];
-        if (latent[i] < p || latent[i] % p || latent[i] > MAX_SIDE)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "the latents have %d %s, expected a multiple of %d (the patch)",
-                            latent[i], side[i], p);
-        *tokens *= latent[i] / p;
-    }
-    if (*tokens > MAX_TOKENS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the video has %lld tokens, expected at most %lld",
-                        (long long)*tokens, (long long)MAX_TOKENS);
-    return ESA_OK;
-}
-
 esa_status esa_hunyuan_dit_layout(const esa_hunyuan_dit *dit, const int32_t latent[3],
                                   esa_layout *layout, int32_t selector, int32_t mode)
 {
     int64_t tokens;
-    ESA_TRY(check_size(dit, latent, &tokens));
+    ESA_TRY(esa_dit_check_size(dit->nn->ctx, latent, dit->config.patch, &tokens));
     for (int32_t i = 0; i < 3; i++)
         layout->grid_q[i] = layout->grid_k[i] = latent[i] / dit->config.patch[i];
     if (layout->text_back_q < 1 || layout->text_back_q > MAX_TEXT)
@@ -72,13 +51,6 @@ esa_status esa_hunyuan_dit_layout(const esa_hunyuan_dit *dit, const int32_t late
 
 /* ---------------------------------------------------------------- memory */
 
-static esa_view take(const esa_hunyuan_dit *dit, esa_carve *carve, int32_t dtype, int64_t rows,
-                     int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, dit->nn->be->device, rows, cols);
-}
-
 /* Places all buffers; only counts their size if carve->base is NULL. */
 static void place(esa_hunyuan_dit *dit, esa_carve *carve, int32_t moved)
 {
@@ -87,22 +59,22 @@ static void place(esa_hunyuan_dit *dit, esa_carve *carve, int32_t moved)
     const int64_t N = dit->tokens, S = N + dit->text_rows, d = dit->d, half = c->head_dim / 2;
     const int64_t volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     const int64_t widest = esa_max64(ESA_HUNYUAN_WIDE * d, c->ffn);
-    dit->x = take(dit, carve, type, S, d);
-    dit->a = take(dit, carve, type, S, d);
-    dit->wide = take(dit, carve, type, S, d + widest);
+    dit->x = esa_nn_take(dit->nn, carve, type, S, d);
+    dit->a = esa_nn_take(dit->nn, carve, type, S, d);
+    dit->wide = esa_nn_take(dit->nn, carve, type, S, d + widest);
     if (dit->nn->ops->joined) {
         dit->a.scale = esa_carve_take(carve, S * 4);
         dit->wide.scale = esa_carve_take(carve, S * 4);
     }
-    const esa_view patches = take(dit, carve, f32, N,
-                                  volume * esa_max64(c->in_channels, c->out_channels));
+    const esa_view patches = esa_nn_take(dit->nn, carve, f32, N,
+                                         volume * esa_max64(c->in_channels, c->out_channels));
     dit->patch_in = esa_view_of(patches.data, type, dit->x.device, N, volume * c->in_channels);
     dit->patch_out = esa_view_of(patches.data, f32, dit->x.device, N, volume * c->out_channels);
     esa_view *const vector[4] = { &dit->sum, &dit->silu, &dit->more, &dit->between };
-    for (int32_t i = 0; i < 4; i++) *vector[i] = take(dit, carve, f32, 1, d);
+    for (int32_t i = 0; i < 4; i++) *vector[i] = esa_nn_take(dit->nn, carve, f32, 1, d);
     for (int32_t i = 0; i < 2; i++) {
-        dit->e[i] = take(dit, carve, f32, 1, 6 * d);
-        dit->sinusoid[i] = take(dit, carve, f32, 1, ESA_HUNYUAN_WAVE);
+        dit->e[i] = esa_nn_take(dit->nn, carve, f32, 1, 6 * d);
+        dit->sinusoid[i] = esa_nn_take(dit->nn, carve, f32, 1, ESA_HUNYUAN_WAVE);
     }
     dit->cos = esa_carve_take(carve, N * half * 4);
     dit->sin = esa_carve_take(carve, N * half * 4);
@@ -141,30 +113,20 @@ int64_t esa_hunyuan_dit_bytes(const esa_hunyuan_dit *dit) { return dit->room_byt
 static void place_text(const esa_hunyuan_dit *dit, hunyuan_text *t, esa_carve *carve)
 {
     const esa_hunyuan_config *c = &dit->config;
-    t->states = take(dit, carve, dit->nn->ops->dtype, dit->text_rows, c->text_dim);
-    t->mean = take(dit, carve, ESA_DTYPE_F32, 1, c->text_dim);
-    t->pooled = take(dit, carve, ESA_DTYPE_F32, 1, c->pooled_dim);
+    t->states = esa_nn_take(dit->nn, carve, dit->nn->ops->dtype, dit->text_rows, c->text_dim);
+    t->mean = esa_nn_take(dit->nn, carve, ESA_DTYPE_F32, 1, c->text_dim);
+    t->pooled = esa_nn_take(dit->nn, carve, ESA_DTYPE_F32, 1, c->pooled_dim);
     t->key = esa_carve_take(carve, 4 * dit->text_rows);
     t->length = esa_carve_take(carve, 4);
 }
 
-/* Makes the weights leave room for activations of these bytes and all that comes beside them. What
- * a caller that said nothing will need: attention and selection take less than three activations,
- * adaptive orders three more. */
-static esa_status leave_room(esa_hunyuan_dit *dit, int64_t activations, int32_t adaptive,
-                             int32_t branches)
+/* The texts of all branches, with what alignment adds. */
+static int64_t text_bytes(const esa_hunyuan_dit *dit, int32_t branches)
 {
-    const esa_backend *be = dit->nn->be;
-    const esa_dit_room *r = &dit->given;
-    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype);
     hunyuan_text text;
     esa_carve carve = { 0 };
     place_text(dit, &text, &carve);
-    const int64_t during = activations + branches * (carve.used + 1024) + r->beside,
-                  guess = (adaptive ? 6 : 3) * (dit->tokens + dit->text_rows) * row +
-                          (be->products ? be->products->workspace(dit->nn->ctx) : 0);
-    return esa_store_leave(dit->store, esa_max64(during, r->after),
-                           dit->room_known ? r->scratch : guess);
+    return branches * (carve.used + 1024);
 }
 
 /* ---------------------------------------------------------------- one video */
@@ -187,7 +149,9 @@ esa_status esa_hunyuan_dit_begin(esa_hunyuan_dit *dit, const int32_t latent[3], 
     const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    ESA_TRY(leave_room(dit, carve.used, !layout->order_applied, branches));
+    ESA_TRY(esa_dit_leave_room(dit->nn, dit->store, dit->room_known ? &dit->given : NULL,
+                               carve.used + text_bytes(dit, branches),
+                               (dit->tokens + dit->text_rows) * dit->d, !layout->order_applied));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };

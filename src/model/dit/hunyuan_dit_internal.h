@@ -8,7 +8,7 @@
 #define ESA_MODEL_HUNYUAN_DIT_INTERNAL_H
 
 #include "model/dit/hunyuan_dit.h"
-#include "nn/ops.h"
+#include "model/dit/dit_parts.h"
 
 #define ESA_HUNYUAN_WAVE 256 /* length of the sinusoid of a timestep */
 #define ESA_HUNYUAN_EPS  1e-6f

@@ -14,7 +14,6 @@
  * The head: (shift, scale) = table + timestep embedding; LN(x) (1 + scale) + shift; linear to
  * patches of (pt, ph, pw, channel). */
 #include "model/dit/wan_dit_internal.h"
-#include "session/session.h"
 
 #include <math.h>
 #include <string.h>
@@ -44,38 +43,6 @@ static esa_norm_args norm_for(const esa_wan_dit *dit, const esa_linear *next, co
                             .shift = shift };
 }
 
-/* *in = x as input of a layer: x itself, or a copy in a. */
-static esa_status input_of(esa_wan_dit *dit, esa_view *in, const esa_view *x, const esa_linear *l)
-{
-    const esa_view copy = dit->nn->ops->input(dit->nn, &dit->a, l);
-    *in = x->dtype == copy.dtype ? *x : copy;
-    if (in->data == x->data) return ESA_OK;
-    const esa_act_args convert = { .y = copy, .x = *x, .act = ESA_ACT_NONE };
-    return dit->nn->ops->act(dit->nn, &convert);
-}
-
-/* A matrix [N][d] as attention takes it. */
-static esa_tensor heads_of(const esa_wan_dit *dit, const esa_view *v)
-{
-    const int64_t H = dit->config.heads, D = dit->config.head_dim;
-    esa_tensor t = esa_tensor_bsnd(v->data, v->dtype, 1, H, v->rows, D);
-    t.device = v->device;
-    t.device_index = dit->nn->be->ordinal(dit->nn->ctx);
-    t.stride[0] = v->rows * v->ld;
-    t.stride[2] = v->ld;
-    return t;
-}
-
-static esa_status attend(esa_wan_dit *dit, esa_session *session, int32_t layer)
-{
-    const esa_tensor q = heads_of(dit, &dit->qkv[0]), k = heads_of(dit, &dit->qkv[1]),
-                     v = heads_of(dit, &dit->qkv[2]), o = heads_of(dit, &dit->o);
-    const esa_qkvo views = { &q, &k, &v, &o, NULL };
-    ESA_TRY(dit->nn->ops->self_begin(dit->nn));
-    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
-    return dit->nn->ops->self_end(dit->nn);
-}
-
 /* a: the normed input. Leaves the input of cross-attention in a, or in x without its norm. */
 static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t layer,
                                  const float *e)
@@ -97,8 +64,8 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
     esa_view o;
     ESA_TRY(op->qkv(dit->nn, dit->qkv, &a, l));
     ESA_TRY(op->qk(dit->nn, &qk));
-    ESA_TRY(attend(dit, session, layer));
-    ESA_TRY(input_of(dit, &o, &dit->o, &w->out));
+    ESA_TRY(esa_dit_attend(dit->nn, session, layer, dit->qkv, &dit->o, dit->config.heads));
+    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &w->out));
     esa_norm_args n = norm_for(dit, &b->cross.q, NULL, NULL);
     n.weight = b->norm2_weight.data;
     n.bias = b->norm2_bias.data;
@@ -124,7 +91,7 @@ static esa_status image_attention(esa_wan_dit *dit, int32_t layer)
                                         .scale = (float)(1 / sqrt((double)D)) };
     esa_view o;
     ESA_TRY(dit->nn->ops->biased(dit->nn, &attention));
-    ESA_TRY(input_of(dit, &o, &dit->o, &out));
+    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &out));
     return dit->nn->ops->linear_add(dit->nn, &n, &o, &out, &dit->more);
 }
 
@@ -150,14 +117,15 @@ static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_tex
                                         .eps = qk.eps,
                                         .room = dit->a.scale };
     esa_view in = op->input(dit->nn, &dit->a, &b->cross.q), o;
-    if (!dit->config.cross_norm) ESA_TRY(input_of(dit, &in, &dit->x, &b->cross.q));
+    if (!dit->config.cross_norm)
+        ESA_TRY(esa_dit_input(dit->nn, &in, &dit->x, &dit->a, &b->cross.q));
     ESA_TRY(op->linear(dit->nn, &dit->flat, &in, &b->cross.q, ESA_ACT_NONE));
     if (dit->config.image_dim) {
         ESA_TRY(op->qk(dit->nn, &qk));
         ESA_TRY(image_attention(dit, layer));
     }
     ESA_TRY(op->biased(dit->nn, &attention));
-    ESA_TRY(input_of(dit, &o, &dit->o, &b->cross.out));
+    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &b->cross.out));
     const esa_norm_args n = norm_for(dit, &b->up, e + 4 * d, e + 3 * d);
     return op->linear_add(dit->nn, &n, &o, &b->cross.out, &dit->flat);
 }
@@ -277,7 +245,7 @@ static esa_status prepare_layers(esa_wan_dit *dit, int32_t i)
         esa_norm_args sum = n;
         esa_view o;
         if (k == 0) sum.gate = dit->e[0]; /* only self-attention has one */
-        ESA_TRY(input_of(dit, &o, &dit->o, out[k]));
+        ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, out[k]));
         ESA_TRY(op->linear_add(nn, &sum, &o, out[k], &dit->flat));
     }
     ESA_TRY(op->linear(nn, &dit->flat, &in[1], &b->cross.q, ESA_ACT_NONE));

@@ -7,7 +7,6 @@
 #include <string.h>
 #include "session/session.h"
 
-#define MAX_TOKENS   (INT64_C(1) << 26) /* 67 million: sizes computed from it fit in 64 bits */
 /* bytes of the feed-forward's hidden layer; longer sequences run in pieces of this size */
 #define HIDDEN_BYTES (INT64_C(64) << 20)
 #define MIN_FF_ROWS  512
@@ -35,13 +34,6 @@ void esa_wan_dit_end(esa_wan_dit *dit)
     dit->prepared = 0;
 }
 
-static esa_view take(const esa_wan_dit *dit, esa_carve *carve, int32_t dtype, int64_t rows,
-                     int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, dit->nn->be->device, rows, cols);
-}
-
 /* q, k, v, the output of attention and the hidden layer. */
 static void place_layers(esa_wan_dit *dit, esa_carve *carve)
 {
@@ -50,22 +42,22 @@ static void place_layers(esa_wan_dit *dit, esa_carve *carve)
     const int64_t N = dit->tokens, d = dit->d, ffn = dit->config.ffn;
     if (!op->joined) {
         const int64_t rows = esa_min64(N, esa_max64(MIN_FF_ROWS, HIDDEN_BYTES / 4 / ffn));
-        for (int32_t i = 0; i < 3; i++) dit->qkv[i] = take(dit, carve, type, N, d);
+        for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_nn_take(dit->nn, carve, type, N, d);
         dit->flat = dit->qkv[0];
         dit->more = dit->qkv[1];
         dit->o = dit->a;
-        dit->hidden = take(dit, carve, type, rows, ffn);
+        dit->hidden = esa_nn_take(dit->nn, carve, type, rows, ffn);
         return;
     }
     /* The hidden layer takes the place of q, k and v. */
-    const esa_view wide = take(dit, carve, type, N, esa_max64(3 * d, ffn));
+    const esa_view wide = esa_nn_take(dit->nn, carve, type, N, esa_max64(3 * d, ffn));
     const esa_view all = esa_view_of(wide.data, type, wide.device, N, 3 * d);
     for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_view_cols(all, i * d, d);
     dit->flat = esa_view_of(wide.data, type, wide.device, N, d);
     dit->more = esa_view_of((char *)wide.data + N * d * esa_view_element(type), type, wide.device,
                             N, d);
     dit->hidden = esa_view_of(wide.data, type, wide.device, N, ffn);
-    dit->o = take(dit, carve, type, N, d);
+    dit->o = esa_nn_take(dit->nn, carve, type, N, d);
     dit->a.scale = esa_carve_take(carve, N * 4);
     dit->hidden.scale = esa_carve_take(carve, N * 4);
 }
@@ -77,19 +69,19 @@ static void place(esa_wan_dit *dit, esa_carve *carve, int32_t moved)
     const int32_t type = dit->nn->ops->dtype, wide = ESA_DTYPE_F32;
     const int64_t N = dit->tokens, d = dit->d, half = c->head_dim / 2;
     const int64_t volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    dit->x = take(dit, carve, type, N, d);
-    dit->a = take(dit, carve, type, N, d);
+    dit->x = esa_nn_take(dit->nn, carve, type, N, d);
+    dit->a = esa_nn_take(dit->nn, carve, type, N, d);
     place_layers(dit, carve);
-    dit->patch_in = dit->patch_out = take(dit, carve, wide, N,
-                                          volume * esa_max64(c->in_channels, c->out_channels));
+    dit->patch_in = dit->patch_out = esa_nn_take(
+        dit->nn, carve, wide, N, volume * esa_max64(c->in_channels, c->out_channels));
     dit->patch_in = esa_view_of(dit->patch_in.data, type, dit->x.device, N,
                                 volume * c->in_channels);
     dit->patch_out = esa_view_of(dit->patch_out.data, wide, dit->x.device, N,
                                  volume * c->out_channels);
-    dit->temb = take(dit, carve, wide, 1, d);
-    dit->silu = take(dit, carve, wide, 1, d);
-    dit->proj = take(dit, carve, wide, 1, 6 * d);
-    dit->sinusoid = take(dit, carve, wide, 1, c->freq_dim);
+    dit->temb = esa_nn_take(dit->nn, carve, wide, 1, d);
+    dit->silu = esa_nn_take(dit->nn, carve, wide, 1, d);
+    dit->proj = esa_nn_take(dit->nn, carve, wide, 1, 6 * d);
+    dit->sinusoid = esa_nn_take(dit->nn, carve, wide, 1, c->freq_dim);
     for (int32_t i = 0; i < 2; i++) dit->e[i] = esa_carve_take(carve, 6 * d * 4);
     dit->cos = esa_carve_take(carve, N * half * 4);
     dit->sin = esa_carve_take(carve, N * half * 4);
@@ -125,38 +117,27 @@ static esa_status make_tables(esa_wan_dit *dit, const esa_layout *layout, int32_
     return status;
 }
 
-static esa_status check_size(const esa_wan_dit *dit, const int32_t latent[3])
+static esa_status check_positions(const esa_wan_dit *dit, const int32_t latent[3])
 {
     static const char *const side[3] = { "frames", "height", "width" };
-    esa_ctx *ctx = dit->nn->ctx;
-    int64_t tokens = 1;
     for (int32_t i = 0; i < 3; i++) {
         const int32_t p = dit->config.patch[i];
-        if (latent[i] < p || latent[i] % p)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "the latents have %d %s, expected a multiple of %d (the patch)",
-                            latent[i], side[i], p);
         if (latent[i] / p > dit->config.rope_max)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+            return esa_fail(dit->nn->ctx, ESA_ERR_ARGUMENT,
                             "the latents have %d %s, but this model has positions for %lld",
                             latent[i], side[i], (long long)dit->config.rope_max * p);
-        tokens *= latent[i] / p; /* at most 2^60: rope_max is at most 2^20 */
     }
-    if (tokens > MAX_TOKENS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the video has %lld tokens, expected at most %lld",
-                        (long long)tokens, (long long)MAX_TOKENS);
     return ESA_OK;
 }
 
 esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
                               int32_t selector, int32_t mode)
 {
-    int64_t tokens = 1;
-    ESA_TRY(check_size(dit, latent));
-    for (int32_t i = 0; i < 3; i++) {
+    int64_t tokens;
+    ESA_TRY(check_positions(dit, latent));
+    ESA_TRY(esa_dit_check_size(dit->nn->ctx, latent, dit->config.patch, &tokens));
+    for (int32_t i = 0; i < 3; i++)
         layout->grid_q[i] = layout->grid_k[i] = latent[i] / dit->config.patch[i];
-        tokens *= layout->grid_q[i];
-    }
     layout->text_front_q = layout->text_back_q = layout->text_front_k = layout->text_back_k = 0;
     ESA_TRY(esa_layout_resolve(dit->nn->ctx, layout, layout, tokens, tokens, selector, mode, 0));
     /* Adaptive orders differ between heads and layers, so the calls apply them. */
@@ -189,26 +170,6 @@ static int64_t text_bytes(const esa_wan_dit *dit, int32_t branches)
     return rows * (kept + states) + branches * INT64_C(1024);
 }
 
-/* What a caller that said nothing will need: attention and selection take less than three
- * activations, adaptive orders three more. */
-static int64_t guess_scratch(const esa_wan_dit *dit, int32_t adaptive)
-{
-    const esa_backend *be = dit->nn->be;
-    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype);
-    return (adaptive ? 6 : 3) * dit->tokens * row +
-           (be->products ? be->products->workspace(dit->nn->ctx) : 0);
-}
-
-/* Makes the weights leave room for activations of these bytes and all that comes beside them. */
-static esa_status leave_room(esa_wan_dit *dit, int64_t activations, int32_t adaptive,
-                             int32_t branches)
-{
-    const esa_dit_room *r = &dit->given;
-    const int64_t during = activations + text_bytes(dit, branches) + r->beside;
-    return esa_store_leave(dit->store, esa_max64(during, r->after),
-                           dit->room_known ? r->scratch : guess_scratch(dit, adaptive));
-}
-
 /* ---------------------------------------------------------------- one video */
 
 esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
@@ -228,7 +189,9 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    ESA_TRY(leave_room(dit, carve.used, !layout->order_applied, branches));
+    ESA_TRY(esa_dit_leave_room(dit->nn, dit->store, dit->room_known ? &dit->given : NULL,
+                               carve.used + text_bytes(dit, branches), dit->tokens * dit->d,
+                               !layout->order_applied));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
@@ -299,7 +262,7 @@ static esa_status make_text(esa_wan_dit *dit, wan_text *t, const float *embeds, 
     ESA_TRY(text_bias(dit, t, same));
     for (int32_t pass = 0; pass < 2; pass++) {
         carve = (esa_carve){ .base = room };
-        for (int32_t i = 0; i < 3; i++) state[i] = take(dit, &carve, type, R, width[i]);
+        for (int32_t i = 0; i < 3; i++) state[i] = esa_nn_take(dit->nn, &carve, type, R, width[i]);
         if (pass == 0) ESA_TRY(esa_nn_alloc(dit->nn, &room, carve.used, "the text's states"));
     }
     const esa_status status = text_states(dit, t, embeds, state);

@@ -8,7 +8,7 @@
 #define ESA_MODEL_WAN_DIT_INTERNAL_H
 
 #include "model/dit/wan_dit.h"
-#include "nn/ops.h"
+#include "model/dit/dit_parts.h"
 
 extern const esa_naming esa_wan_original; /* wan_names.c */
 

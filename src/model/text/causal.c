@@ -201,13 +201,6 @@ typedef struct causal_run {
     int64_t n;
 } causal_run;
 
-static esa_view take(const esa_causal *e, esa_carve *carve, int32_t dtype, int64_t rows,
-                     int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, e->env.nn->be->device, rows, cols);
-}
-
 static int64_t half_of(const esa_causal *e)
 {
     return e->config.kind == ESA_CAUSAL_LLAMA ? e->config.head_dim / 2 : 0;
@@ -220,15 +213,15 @@ static void place(const esa_causal *e, causal_run *r, esa_carve *carve)
     const int32_t type = e->env.nn->ops->dtype;
     const int64_t n = r->n, inner = (int64_t)c->heads * c->head_dim,
                   shared = (int64_t)c->kv_heads * c->head_dim;
-    r->x = take(e, carve, ESA_DTYPE_F32, n, c->d);
-    r->t = take(e, carve, ESA_DTYPE_F32, n, c->d);
-    r->h = take(e, carve, type, n, c->d);
-    r->o = take(e, carve, type, n, inner);
-    r->q = take(e, carve, type, n, inner);
-    r->k = take(e, carve, type, n, shared);
-    r->v = take(e, carve, type, n, shared);
-    r->up = take(e, carve, type, n, c->ff);
-    r->gate = c->kind == ESA_CAUSAL_LLAMA ? take(e, carve, type, n, c->ff) : r->up;
+    r->x = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, c->d);
+    r->t = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, c->d);
+    r->h = esa_nn_take(e->env.nn, carve, type, n, c->d);
+    r->o = esa_nn_take(e->env.nn, carve, type, n, inner);
+    r->q = esa_nn_take(e->env.nn, carve, type, n, inner);
+    r->k = esa_nn_take(e->env.nn, carve, type, n, shared);
+    r->v = esa_nn_take(e->env.nn, carve, type, n, shared);
+    r->up = esa_nn_take(e->env.nn, carve, type, n, c->ff);
+    r->gate = c->kind == ESA_CAUSAL_LLAMA ? esa_nn_take(e->env.nn, carve, type, n, c->ff) : r->up;
     r->cos = esa_carve_take(carve, 4 * n * half_of(e));
     r->sin = esa_carve_take(carve, 4 * n * half_of(e));
     r->future = esa_carve_take(carve, 4 * (2 * n - 1));

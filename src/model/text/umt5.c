@@ -164,12 +164,6 @@ typedef struct umt5_run {
     int64_t n, inner, span, heads;
 } umt5_run;
 
-static esa_view take(const esa_umt5 *e, esa_carve *carve, int32_t dtype, int64_t rows, int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, e->env.nn->be->device, rows, cols);
-}
-
 /* The same memory as another matrix, from byte `at` on. */
 static esa_view reuse(const esa_view *v, int64_t at, int64_t rows, int64_t cols)
 {
@@ -183,14 +177,14 @@ static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
     const esa_nn_ops *op = e->env.nn->ops;
     const int64_t n = r->n, d = c->d_model, inner = r->inner, ff = c->ff,
                   element = esa_view_element(op->dtype);
-    r->x = take(e, carve, ESA_DTYPE_F32, n, d);
-    r->t = take(e, carve, ESA_DTYPE_F32, n, d);
-    r->h = take(e, carve, op->dtype, n, esa_max64(d, inner));
+    r->x = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
+    r->t = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
+    r->h = esa_nn_take(e->env.nn, carve, op->dtype, n, esa_max64(d, inner));
     r->o = esa_view_of(r->h.data, r->h.dtype, r->h.device, n, inner);
     r->h.cols = r->h.ld = d;
     r->distance = esa_carve_take(carve, 4 * tables(c) * r->heads * r->span);
     /* Attention is done when the feed-forward begins, so they share memory. */
-    const esa_view all = take(e, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
+    const esa_view all = esa_nn_take(e->env.nn, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
     if (!carve->base) return;
     const esa_view joined = reuse(&all, 0, n, 3 * inner);
     for (int32_t i = 0; i < 3; i++)

@@ -197,25 +197,18 @@ typedef struct vision_run {
     int64_t n;
 } vision_run;
 
-static esa_view take(const esa_clip_vision *e, esa_carve *carve, int32_t dtype, int64_t rows,
-                     int64_t cols)
-{
-    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
-    return esa_view_of(data, dtype, e->env.nn->be->device, rows, cols);
-}
-
 static void place(const esa_clip_vision *e, vision_run *r, esa_carve *carve)
 {
     const esa_clip_vision_config *c = &e->config;
     const int32_t type = e->env.nn->ops->dtype;
     const int64_t n = r->n, d = c->d;
-    r->x = take(e, carve, ESA_DTYPE_F32, n, d);
-    r->t = take(e, carve, ESA_DTYPE_F32, n, d);
+    r->x = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
+    r->t = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
     esa_view *const list[] = { &r->h, &r->o, &r->q, &r->k, &r->v };
-    for (size_t i = 0; i < 5; i++) *list[i] = take(e, carve, type, n, d);
-    r->up = take(e, carve, type, n, c->ff);
-    r->pixels = take(e, carve, type, n - 1, (int64_t)3 * c->patch * c->patch);
-    r->cut = take(e, carve, ESA_DTYPE_F32, n - 1, d);
+    for (size_t i = 0; i < 5; i++) *list[i] = esa_nn_take(e->env.nn, carve, type, n, d);
+    r->up = esa_nn_take(e->env.nn, carve, type, n, c->ff);
+    r->pixels = esa_nn_take(e->env.nn, carve, type, n - 1, (int64_t)3 * c->patch * c->patch);
+    r->cut = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n - 1, d);
 }
 
 /* Rows of patches, each in the order channel, row, column. */
