@@ -11,7 +11,8 @@
 
 #include "base/view.h"
 
-/* GELU is the approximation with tanh; QUICK_GELU is x / (1 + e^-1.702x). */
+/* GELU is x/2 (1 + erf(x / sqrt(2))), GELU_TANH its approximation with tanh, QUICK_GELU is
+ * x / (1 + e^-1.702x). */
 enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH, ESA_ACT_QUICK_GELU, ESA_ACT_GELU };
 
 /* ---------------------------------------------------------------- rows */
@@ -56,8 +57,8 @@ typedef struct esa_qk_args {
 #define ESA_QK_MAX_D 256
 
 /* y = act(x), or act(gate) * x if gate is present. With act NONE it converts between types; an F8 y
- * gets its scales as above. y may be x or gate if the types are the same, or if y is F8 and its
- * rows begin where those of x or gate begin. */
+ * gets its scales as in esa_norm_args. y may be x or gate if the types are the same, or if y is F8
+ * and its rows begin where those of x or gate begin. */
 typedef struct esa_act_args {
     esa_view y;       /* F32, BF16 or F8 */
     esa_view x, gate; /* F32 or BF16, of one type; gate may be absent */
@@ -81,8 +82,8 @@ typedef struct esa_product_args {
 
 /* o = softmax(scale q k^T + bias) v for each head; heads lie side by side in the columns. The
  * biases are added to the scores after scale (natural logarithm). A query without keys gives 0.
- * With q_weight, a row of q is first divided by sqrt(mean(q^2) + eps) over all its heads and
- * multiplied by q_weight; the contents of q may be lost then. */
+ * With q_weight, a row of q is first divided by sqrt(mean(q^2) + eps), where the mean is over all
+ * heads, and multiplied by q_weight; the contents of q may be lost then. */
 enum { ESA_BIASED_MAX_D = 512 };
 typedef struct esa_biased_args {
     esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][kv_heads*D] twice; BF16 */
@@ -97,14 +98,14 @@ typedef struct esa_biased_args {
     int64_t distance_ld, center;
     const float *q_weight; /* [heads*D] or NULL: no norm */
     float eps;
-    float *room; /* [Nq], with q_weight; lost */
+    float *room; /* [Nq] of scratch, with q_weight */
 } esa_biased_args;
 
 /* ---------------------------------------------------------------- weights */
 
 /* A matrix of weights in the type of products, from the type of a file or from random numbers. y is
- * contiguous (ld = cols). An F8 y gets scales as in rows; if x is F8 too, its bytes are kept and
- * its scales become those of the rows. */
+ * contiguous (ld = cols). An F8 y gets its scales as in esa_norm_args; if x is F8 too, its bytes
+ * are kept and its scales become those of the rows. */
 typedef struct esa_convert_args {
     esa_view y;           /* F32, BF16 or F8 */
     const void *x;        /* [rows][cols], contiguous; NULL: random numbers */
@@ -216,9 +217,10 @@ typedef struct esa_plane_norm_args {
  * weight + bias, then act. Mean and variance are those of a group of channels / groups channels in
  * all frames. ..._frame is the number of elements from frame to frame. y may be x.
  *
- * With a guide, act sees that times `times` plus `plus`. These are f32 planes [][height >> level]
- * [width >> level][channels], contiguous; frame f takes their frame f >> time_level, or, with
- * first_apart, frame 0 for f = 0 and 1 + ((f - 1) >> time_level) for the others. */
+ * With a guide, the result is multiplied by `times` and increased by `plus` before act. These are
+ * f32 planes [][height >> level][width >> level][channels], contiguous. Frame f takes their frame
+ * f >> time_level, or, with first_apart, frame 0 for f = 0 and 1 + ((f - 1) >> time_level) for the
+ * others. */
 typedef struct esa_plane_guide {
     const float *times, *plus; /* NULL: no guide */
     int32_t level, time_level, first_apart;

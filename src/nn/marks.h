@@ -1,10 +1,10 @@
 /* marks.h - how long the kinds of work take on a device that runs behind the host.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A mark is recorded where one kind of work follows another. The time between two marks is added to
- * nn->seconds when it is read. Reading a step's marks takes the host a millisecond or two, in which
- * the device would have nothing to do. So there are two sets: the marks of a step are read after
- * the first block of the next step has been enqueued. */
+ * A mark is recorded where one kind of work follows another. When marks are read, the times between
+ * them are added to nn->seconds. Reading a step's marks takes the host a millisecond or two, in
+ * which the device would have nothing to do. So there are two sets: the marks of a step are read
+ * after the first block of the next step has been enqueued. */
 #ifndef ESA_NN_MARKS_H
 #define ESA_NN_MARKS_H
 
@@ -23,7 +23,7 @@ typedef struct esa_nn_mark_set {
 } esa_nn_mark_set;
 
 struct esa_nn_marks {
-    int32_t now;   /* the set that marks are recorded in; the other one is empty or closed */
+    int32_t now;   /* the set that marks are recorded in; the other one is empty or complete */
     int32_t begun; /* blocks so far */
     esa_nn_mark_set set[2];
     esa_mark block[ESA_NN_AHEAD];

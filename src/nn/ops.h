@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A model describes itself once, over views (base/view.h) that are on the device of nn, and calls
- * nn->ops. An operation is as large as the largest that some device does in one pass; the other
- * filling makes the same calls one after the other. Arguments are those of base/nn_args.h.
+ * nn->ops. An operation covers what some device does in one pass; a device that cannot do this
+ * takes several. Arguments are those of base/nn_args.h.
  *
  * Operations on a device only enqueue work and allocate nothing, unless a comment says otherwise.
  * They fail for lack of memory or because the device failed. */
@@ -25,8 +25,9 @@ struct esa_nn_ops {
      * allocate and wait then. */
     int32_t prepares;
 
-    /* The room as input of a layer: in the type that its weights are multiplied with, rows at the
-     * same places. room->scale is memory for the scales of rows, which only F8 uses. */
+    /* The view of `room` as input of a layer: in the type that the layer's weights are multiplied
+     * with, and with rows at the same places. room->scale is memory for the scales of rows, which
+     * only F8 uses. */
     esa_view (*input)(const esa_nn *nn, const esa_view *room, const esa_linear *l);
     /* y = act(x W^T + b). x has the type that `input` gives. */
     esa_status (*linear)(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
@@ -36,8 +37,8 @@ struct esa_nn_ops {
     esa_status (*qkv)(esa_nn *nn, const esa_view y[3], const esa_view *x,
                       const esa_linear *const l[3]);
     /* n->x += n->gate * linear(in), then n->y = norm(n->x) as n says; n->add is not used. t: room
-     * for the product; not used if joined is 0. Whether there is a gate decides how a device
-     * computes the sum, so preparing passes one where the forward does. */
+     * for the product; not used if joined is 0. A device computes the sum in another way if there
+     * is no gate, so a call that prepares must have a gate where the forward has one. */
     esa_status (*linear_add)(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
                              const esa_linear *l, const esa_view *t);
     /* The same for down(gelu(up(in))), in pieces of hidden->rows rows. hidden is a room as for
@@ -67,8 +68,8 @@ struct esa_nn_ops {
     /* Put around attention through a session: its time counts as ESA_NN_SELF. */
     esa_status (*self_begin)(esa_nn *nn);
     esa_status (*self_end)(esa_nn *nn);
-    /* Called after each block: lets the host be a few blocks ahead of the device, so that a call
-     * can be cancelled within that time. */
+    /* Called after each block: lets the host be only a few blocks ahead of the device, so that a
+     * call can be cancelled within that time. */
     esa_status (*pace)(esa_nn *nn);
     /* Called where the host has waited for the device: the times of the work so far are added to
      * nn->seconds a little later, when the device has work again. */
