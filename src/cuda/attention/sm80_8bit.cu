@@ -1,16 +1,18 @@
 // sm80_8bit.cu - which jobs the 8-bit kernel of sm_80 takes, and its eight instantiations.
 // SPDX-License-Identifier: Apache-2.0
 //
-// | D   | rows | shared memory | blocks per multiprocessor with 227 / 163 / 99 KB |
-// | 64  | 128  | 32 KB         | 3 / 3 / 3                                        |
-// | 64  |  64  | 28 KB         | 3 / 3 / 3                                        |
-// | 128 | 128  | 64 KB         | 2 / 2 / 1                                        |
-// | 128 |  64  | 56 KB         | 3 / 2 / 1                                        |
+// Thread blocks that fit on a multiprocessor with 227, 163 and 99 KB of shared memory:
+//
+// | D   | rows | shared memory | 227 / 163 / 99 KB |
+// | 64  | 128  | 32 KB         | 3 / 3 / 3         |
+// | 64  |  64  | 28 KB         | 3 / 3 / 3         |
+// | 128 | 128  | 64 KB         | 2 / 2 / 1         |
+// | 128 |  64  | 56 KB         | 3 / 2 / 1         |
 #include "cuda/attention/sm80_8bit_kernel.cuh"
 
 bool sm80_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 {
-    // Hopper's own kernels of 16 bits are faster than this one.
+    // Hopper does not use it: its own kernels of 16 bits are faster.
     if (a->precision != 8 || dev->level != LEVEL_SM80 || !sm80_takes(dev, a)) return false;
     if ((a->D != 64 && a->D != 128) || a->causal || a->tail == ESA_TAIL_CENTROID) return false;
     // The workspace of a plan is counted for 16 fine means: if those are taken, fewer are, too.

@@ -8,7 +8,7 @@
 //   - The sums of codes are in the lowest bits of floats EIGHT_WHOLE + S. The logit in log2 units
 //     is (s - EIGHT_WHOLE) f with f = s_q s_k scale log2(e). It is never computed on its own: the
 //     exponent is one fma(s, f, c) with c = log2(448) - m - EIGHT_WHOLE f.
-//   - A step that is cut, or holds means, turns its scores into logits first (rare).
+//   - A step that is cut, or holds means, is rare and turns its scores into logits first.
 //   - Maxima are in log2 units, because every step has its own f.
 //
 // Positions past the end are 0 in the arrays of codes, so steps of keys are loaded whole.

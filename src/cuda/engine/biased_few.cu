@@ -6,11 +6,14 @@
 // straight into the registers that mma.sync reads, and outputs leave in the same way. A warp asks
 // for its next queries as soon as it has the scores of the last.
 //
-// A fragment of mma.sync has two neighbouring channels in a lane, which would be accesses of 4
+// Queries may have a norm. Its weights are multiplied into the keys, and its factor for each row
+// (biased_norm.cu) into the scores.
+//
+// A fragment of mma.sync has two neighbouring channels in a lane, which would mean accesses of 4
 // bytes. But the order of channels in a dot product is free, and so is the order of the columns of
-// an output. Lane t of four takes the pieces t, t + 4, ... of 8 channels. What a lane calls
+// an output. So lane t of four takes the pieces t, t + 4, ... of 8 channels. What a lane calls
 // channels 2t, 2t + 1, 2t + 8 and 2t + 9 of step h are the channels 4h .. 4h + 3 of its piece, in
-// q and in k alike. The values are stored with their columns in the order that gives a lane whole
+// q and in k alike. The columns of the values are stored in the order that gives a lane whole
 // pieces of the output.
 #include "cuda/engine/biased.cuh"
 

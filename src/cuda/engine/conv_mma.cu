@@ -1,10 +1,10 @@
 // conv_mma.cu - convolutions on the tensor cores that every GPU since Ampere has.
 // SPDX-License-Identifier: Apache-2.0
 //
-// conv_tile.cuh describes the tile of a thread block. Copies of everything that one step of the
-// loop asks for are one group; step s waits for the groups up to s, and asks for what step s +
-// STAGES - 1 needs. A product of 256 pixels, 96 channels in and 96 out costs 62 KB of pixels for
-// nine taps and 18 KB of weights for each, about 190 operations for a byte.
+// conv_tile.cuh describes the tile of a thread block. Each step of the loop asks for its copies as
+// one group: step s waits for the groups up to s, then asks for what step s + STAGES - 1 needs. A
+// product of 256 pixels, 96 channels in and 96 out reads 62 KB of pixels for nine taps and 18 KB of
+// weights for each tap: about 190 operations for a byte.
 #include "cuda/engine/conv_tile.cuh"
 
 namespace

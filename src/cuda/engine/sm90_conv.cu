@@ -1,5 +1,6 @@
 // sm90_conv.cu - convolutions on Hopper's tensor cores: wgmma with pixels from registers and
-// weights from shared memory. SPDX-License-Identifier: Apache-2.0
+// weights from shared memory.
+// SPDX-License-Identifier: Apache-2.0
 //
 // conv_tile.cuh describes the tile of a thread block. Two warpgroups have half of its rows each,
 // and each product covers 64 pixels (four rows of 16, one for each warp) and all 96 output
