@@ -133,11 +133,21 @@ static void refusals(void **state)
     cog_bench b;
     cog_open_dit(&b, c, 1, ESA_DEVICE_CPU, 0);
     esa_layout layout = esa_layout_default();
-    const int32_t wrong[3] = { 5, 24, 27 };
+    static const struct {
+        int32_t latent[3];
+        const char *says;
+    } wrong[] = {
+        { { 5, 24, 27 }, "27 width, expected a multiple of 2" },
+        { { 0, 24, 26 }, "0 frames, expected a multiple of 1" },
+        { { 5, 1 << 21, 26 }, "2097152 height, expected at most 1048576" },
+        { { 5, 1 << 20, 1 << 20 }, "1374389534720 tokens, expected at most 67108864" },
+    };
     layout.text_front_q = c->config.max_text;
-    assert_refused(b.ctx,
-                   esa_cog_dit_begin(b.dit, wrong, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
-                   ESA_ERR_ARGUMENT, "27 width, expected a multiple of 2", NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_refused(b.ctx,
+                       esa_cog_dit_begin(b.dit, wrong[i].latent, &layout, ESA_SELECT_ENTROPY,
+                                         ESA_MODE_FIXED, 1),
+                       ESA_ERR_ARGUMENT, wrong[i].says, NULL);
     layout.text_front_q = 0;
     assert_refused(
         b.ctx, esa_cog_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
