@@ -89,6 +89,7 @@ class Pipe:
         side = a.side // c.scale_factor_spatial
         self.latent = (1, c.z_dim, (a.frames - 1) // c.scale_factor_temporal + 1, side, side)
         self.steps, self.guidance, self.embeds = a.steps, a.guidance, embeds
+        self.do_classifier_free_guidance = a.guidance > 1
         # diffusers up to 0.36 tells caches the branch alone
         self.told = len(inspect.signature(self.transformer.cache_context).parameters) > 1
         self._current_timestep, self._num_timesteps = None, a.steps

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """esa.apply with a work: what is spent, what is shared, and what a plan and a pipeline's noise levels change."""
 import dataclasses
+import types
 import warnings
 
 import esa
@@ -120,3 +121,22 @@ def test_more_work_than_asked():
             handle._told, fewer = False, dataclasses.replace(short, calls=short.calls - 1)
             handle._run.stats = lambda layer=-1, step=-1: fewer if step < 0 else of(layer, step)
             assert handle.stats() is fewer
+
+
+def test_branches_of_a_step():
+    """What a pipeline says of its guidance decides how many calls share masks; one that is not of diffusers and says
+    nothing leaves it to the library."""
+    from esa.diffusers.run import Run
+
+    class DiffusionPipeline:
+        pass
+
+    def branches(pipe, batched=False, work=0.5):
+        config = esa.EsaConfig(work=work) if work else esa.EsaConfig(budget=0.5)
+        clock, family = types.SimpleNamespace(pipe=pipe), types.SimpleNamespace(batched=batched)
+        return Run._step_branches(types.SimpleNamespace(config=config, record=None, clock=clock, family=family))
+    guided, alone = (types.SimpleNamespace(do_classifier_free_guidance=x) for x in (True, False))
+    assert branches(guided) == 2 and branches(guided, batched=True) == 1 and branches(alone) == 1
+    assert branches(DiffusionPipeline()) == 1
+    assert branches(types.SimpleNamespace()) == 0 and branches(None) == 0
+    assert branches(guided, work=None) == 0

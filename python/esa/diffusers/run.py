@@ -247,11 +247,15 @@ class Run:
     # ---- sessions
 
     def _step_branches(self) -> int:
-        """How many calls of a step may share masks, for a run that spends work: a doubled batch is one call, and a
-        pipeline that does not say that it guides makes one."""
-        if not self.config.spends_work or self.record is not None or self.clock.pipe is None:
+        """How many calls of a step may share masks, for a run that spends work; 0: not known. A doubled batch is one
+        call, and so is a step of a pipeline of diffusers that does not say whether it guides (HunyuanVideo)."""
+        pipe = self.clock.pipe
+        if not self.config.spends_work or self.record is not None or pipe is None:
             return 0
-        return 2 if getattr(self.clock.pipe, "do_classifier_free_guidance", False) and not self.family.batched else 1
+        guides = getattr(pipe, "do_classifier_free_guidance", None)
+        if guides is None and not any(kind.__name__ == "DiffusionPipeline" for kind in type(pipe).__mro__):
+            return 0
+        return 2 if guides and not self.family.batched else 1
 
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
