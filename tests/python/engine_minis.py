@@ -17,6 +17,7 @@ import subprocess
 
 import numpy as np
 import pipelines
+import pytest
 import torch
 from esa.core.layout import Layout
 from esa.programs.native import find_command
@@ -243,6 +244,11 @@ class Attention(TorchFunctionMode):
 
 
 FAMILIES = ("wan", "wan22", "wan_i2v", "cogvideox_2b", "cogvideox_5b", "hunyuan")
+
+
+def families(*quick):
+    """All families as parameters of a fixture; those that are not named here run with --slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 
 
 def make(name, folder):

@@ -4,17 +4,14 @@ clips are made once, and the report shows them."""
 import json
 
 import pytest
-from engine_minis import BLOCK, FAMILIES, STEPS, make, run_esa
+from engine_minis import BLOCK, STEPS, families, make, run_esa
 from esa.core.mask import MaskFile
 
 BUDGET = 0.6
+
+
 # CogVideoX has text in front, HunyuanVideo behind: the others take longer and have none.
-QUICK = ("cogvideox_5b", "hunyuan")
-
-
-@pytest.fixture(scope="module", params=[
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
-])
+@pytest.fixture(scope="module", params=families("cogvideox_5b", "hunyuan"))
 def experiment(request, tmp_path_factory):
     """The family, the folder of its results, the command, and what it said."""
     root = tmp_path_factory.mktemp(request.param)

@@ -7,7 +7,7 @@ import esa as package
 import minis
 import pytest
 import torch
-from engine_minis import BLOCK, FAMILIES, PROMPT, SEED, STEPS, Attention, far, make, run_esa
+from engine_minis import BLOCK, PROMPT, SEED, STEPS, Attention, families, far, make, run_esa
 from esa.core.mask import MaskFile, build_mask_file
 from esa.programs import calibrate, program
 
@@ -21,7 +21,7 @@ BLOCKS = ("--block", f"{BLOCK}x{BLOCK}")
 SPARSE = ("--warmup", 0, "--dense-first-layer", 0)      # every call
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=families("wan", "cogvideox_5b", "hunyuan"))
 def family(request, tmp_path_factory):
     return make(request.param, tmp_path_factory.mktemp(request.param) / "mini")
 

@@ -6,7 +6,7 @@ import json
 
 import esa as package
 import pytest
-from engine_minis import BLOCK, FAMILIES, PROMPT, far, make, run_esa
+from engine_minis import BLOCK, PROMPT, families, far, make, run_esa
 
 # f32 against f32 over up to eight steps, of the largest number; 3e-6 is seen.
 CLOSE = 2.5e-5
@@ -19,13 +19,7 @@ SIZES = {"cogvideox": (17, 128, 160), "hunyuan": (33, 128, 192), "wan": (17, 192
 WORK = 0.75
 
 
-# The others run with --slow.
-QUICK = ("wan", "cogvideox_5b", "hunyuan")
-
-
-@pytest.fixture(scope="module", params=[
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
-])
+@pytest.fixture(scope="module", params=families("wan", "cogvideox_5b", "hunyuan"))
 def family(request, tmp_path_factory):
     made = make(request.param, tmp_path_factory.mktemp(request.param) / "mini")
     made.guidance, made.branches, made.size = 1.0, 1, SIZES[request.param.split("_")[0].removesuffix("22")]
