@@ -1,5 +1,6 @@
 /* 02_masks.c - a mask made by hand: a band given as lists, printed from its bits, converted to
- * FA4's form, saved to a file and read back. SPDX-License-Identifier: Apache-2.0
+ * FA4's form, saved to a file and read back.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Before: 01_plan.c. Next: 03_session.c uses a session, which decides call by call. */
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* 03_session.c - a model run: records importance, builds a mask file, runs again with its masks,
- * and prints the statistics. SPDX-License-Identifier: Apache-2.0
+ * and prints the statistics.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Before: 02_masks.c. Next: 04_work.c spends a total amount of work. The "model" here is a loop
  * that makes q, k and v per layer and step. A real model calls the session where it used to compute

@@ -1,6 +1,6 @@
 /* calibrate_run.c - a calibration: dense runs over a few prompts, importance or error scores
- * recorded at every layer and step, masks for each budget or work. SPDX-License-Identifier:
- * Apache-2.0
+ * recorded at every layer and step, masks for each budget or work.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Recordings are integer sums (docs/mask-files.md): the order of the prompts and the number of runs
  * and machines do not change a bit of the mask file. docs/calibrate.md is the manual. */

@@ -1,5 +1,6 @@
 /* mask_spend.c - spreads a total work over the cells of a recording of errors, and writes their
- * masks. SPDX-License-Identifier: Apache-2.0
+ * masks.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * 1. Every cell is tried at a few budgets. That gives its curve: what each budget costs, and which
  *    error it leaves.

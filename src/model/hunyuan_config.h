@@ -1,5 +1,6 @@
 /* hunyuan_config.h - reads the JSON files of a HunyuanVideo folder into checked structs, by the
- * rules of config.h. SPDX-License-Identifier: Apache-2.0 */
+ * rules of config.h.
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_HUNYUAN_CONFIG_H
 #define ESA_MODEL_HUNYUAN_CONFIG_H
 

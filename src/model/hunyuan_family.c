@@ -87,20 +87,7 @@ static int32_t fill_shape(const char *name, void *configs, esa_sched_config *sch
     const int32_t large = strcmp(name, "hunyuan-720p") == 0;
     hunyuan_configs *c = configs;
     if (!large && strcmp(name, "hunyuan-544p") != 0) return 0;
-    c->dit = (esa_hunyuan_config){ .heads = 24,
-                                   .head_dim = 128,
-                                   .ffn = 12288,
-                                   .doubles = 20,
-                                   .singles = 40,
-                                   .refiners = 2,
-                                   .in_channels = 16,
-                                   .out_channels = 16,
-                                   .patch = { 1, 2, 2 },
-                                   .text_dim = 4096,
-                                   .pooled_dim = 768,
-                                   .guidance = 1,
-                                   .axis = { 16, 56, 56 },
-                                   .theta = 256 };
+    c->dit = esa_hunyuan_published;
     snprintf(c->dit.hash, sizeof c->dit.hash, "random");
     c->vae = (esa_hunyuan_vae_config){ .z_dim = 16,
                                        .levels = 4,

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/part.h"
 
-/* A text encoder with this many bytes in f32 stays in its file. */
+/* An encoder with this many bytes in f32 stays in its file. */
 #define LARGE (INT64_C(1) << 30)
 
 esa_status esa_part_open(const esa_part_env *env, esa_weights **w, const char *folder,

@@ -56,7 +56,7 @@ void esa_part_want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t 
 /* Loads checked weights into a store, as env says. */
 enum {
     ESA_LOAD_TRANSFORMER, /* linear layers as env->linear and env->keep say */
-    ESA_LOAD_TEXT         /* BF16; a large encoder, which runs once, stays in its file */
+    ESA_LOAD_ENCODER      /* BF16; a large one, which runs once, stays in its file */
 };
 esa_status esa_part_load(const esa_part_env *env, esa_store **store, esa_weights *w, int32_t kind);
 

@@ -1,5 +1,6 @@
 /* session_defaults.c - the product's default rules: order, blocks, tail, reuse and presets of a
- * model run. SPDX-License-Identifier: Apache-2.0
+ * model run.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * docs/quality.md holds the measurements behind them. */
 #include <math.h>

@@ -1,5 +1,6 @@
 /* session_probe.c - mode PROBE: every call runs dense, and its error at several densities is
- * measured. SPDX-License-Identifier: Apache-2.0 */
+ * measured.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session.h"
 
 #include <math.h>

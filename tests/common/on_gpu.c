@@ -1,5 +1,6 @@
 /* on_gpu.c - copies on the GPU of what a test gives to a call; see on_gpu.h. on_gpu_calls.c holds
- * the calls. SPDX-License-Identifier: Apache-2.0
+ * the calls.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Copies go through a ctx of their own: the test's may be busy or counting its allocations. Both
  * work on the default stream, so they are in order. $ESA_TEST_TIGHT leaves the guards behind the

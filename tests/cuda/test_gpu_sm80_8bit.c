@@ -1,6 +1,6 @@
 /* test_gpu_sm80_8bit.c - the 8-bit sm80 kernel beside the one of 16 bits: values beyond the range
- * of f16, the error of long rows, the same bits twice, and times. SPDX-License-Identifier:
- * Apache-2.0
+ * of f16, the error of long rows, the same bits twice, and times.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * test_gpu_eight_bit compares the kernel with the CPU in all its shapes, if ESA_CUDA=sm80 or the
  * GPU has no better one. This program asks for the sm80 kernels by itself. ESA_TEST_TIMES=1 also

@@ -1,5 +1,6 @@
 /* test_mask_levels.c - masks with a fine level and with orders per head: conversions, copies,
- * facts, bad input. SPDX-License-Identifier: Apache-2.0 */
+ * facts, bad input.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "select/kit.h"
 #include "common/on_gpu.h"
 #include "mask/mask.h"

@@ -1,6 +1,6 @@
 /* joint_cases.h - operations of joint transformers, text encoders with causal attention and
- * decoders with group norms, against their definitions, on any device. SPDX-License-Identifier:
- * Apache-2.0 */
+ * decoders with group norms, against their definitions, on any device.
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_NN_JOINT_CASES_H
 #define ESA_TESTS_NN_JOINT_CASES_H
 

@@ -1,5 +1,6 @@
 /* test_work_plan.c - work plans: the solver against a search, mapping by noise level, quality
- * curves, files. SPDX-License-Identifier: Apache-2.0 */
+ * curves, files.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* hunyuan_dit.h - HunyuanVideo's transformer: computes the velocity from latents, timestep,
- * guidance and text. SPDX-License-Identifier: Apache-2.0
+ * guidance and text.
+ * SPDX-License-Identifier: Apache-2.0
  *
  *     esa_hunyuan_dit_open(env, &dit, &config);
  *     esa_hunyuan_dit_begin(dit, latent, &layout, selector, mode, branches);  // for one video size
@@ -19,7 +20,9 @@
 
 typedef struct esa_hunyuan_dit esa_hunyuan_dit;
 
-/* hunyuan_kind.c: whether an opened file holds a transformer of HunyuanVideo (ESA_KIND_*,
+/* hunyuan_kind.c: the sizes of the published model; its hash is empty. */
+extern const esa_hunyuan_config esa_hunyuan_published;
+/* Whether an opened file holds a transformer of HunyuanVideo (ESA_KIND_*,
  * family.h). *config = its configuration as far as names and shapes tell it, and line = what it is,
  * unless it is OTHER. */
 int32_t esa_hunyuan_kind(esa_weights *w, esa_hunyuan_config *config, char *line, size_t bytes);

@@ -9,20 +9,20 @@
 #include "model/dit/hunyuan_dit_internal.h"
 #include "model/weights_internal.h"
 
-static const esa_hunyuan_config published = { .heads = 24,
-                                              .head_dim = 128,
-                                              .ffn = 12288,
-                                              .doubles = 20,
-                                              .singles = 40,
-                                              .refiners = 2,
-                                              .in_channels = 16,
-                                              .out_channels = 16,
-                                              .patch = { 1, 2, 2 },
-                                              .text_dim = 4096,
-                                              .pooled_dim = 768,
-                                              .guidance = 1,
-                                              .axis = { 16, 56, 56 },
-                                              .theta = 256 };
+const esa_hunyuan_config esa_hunyuan_published = { .heads = 24,
+                                                   .head_dim = 128,
+                                                   .ffn = 12288,
+                                                   .doubles = 20,
+                                                   .singles = 40,
+                                                   .refiners = 2,
+                                                   .in_channels = 16,
+                                                   .out_channels = 16,
+                                                   .patch = { 1, 2, 2 },
+                                                   .text_dim = 4096,
+                                                   .pooled_dim = 768,
+                                                   .guidance = 1,
+                                                   .axis = { 16, 56, 56 },
+                                                   .theta = 256 };
 
 static void read_sizes(const esa_weights *w, esa_hunyuan_config *c)
 {
@@ -44,7 +44,7 @@ static void read_sizes(const esa_weights *w, esa_hunyuan_config *c)
                                        768),
         .guidance = esa_weights_entry(w, "time_text_embed.guidance_embedder.linear_1.weight") !=
                     NULL,
-        .theta = published.theta,
+        .theta = esa_hunyuan_published.theta,
     };
     for (int32_t i = 0; i < 3; i++)
         c->patch[i] = esa_weights_side(w, "x_embedder.proj.weight", 5, 2 + i, i ? 2 : 1);
@@ -62,10 +62,12 @@ int32_t esa_hunyuan_kind(esa_weights *w, esa_hunyuan_config *c, char *line, size
         return ESA_KIND_OTHER;
     read_sizes(w, c);
     /* Models that make videos from images have more channels. */
-    const int32_t same = c->doubles == published.doubles && c->singles == published.singles &&
-                         c->heads * c->head_dim == published.heads * published.head_dim,
-                  image = same && c->in_channels >= 2 * published.in_channels;
-    if (same && !image) *c = published;
+    const int32_t same = c->doubles == esa_hunyuan_published.doubles &&
+                         c->singles == esa_hunyuan_published.singles &&
+                         c->heads * c->head_dim ==
+                             esa_hunyuan_published.heads * esa_hunyuan_published.head_dim,
+                  image = same && c->in_channels >= 2 * esa_hunyuan_published.in_channels;
+    if (same && !image) *c = esa_hunyuan_published;
     snprintf(line, bytes,
              "family: HunyuanVideo, %s: %d double and %d single blocks of width %d, feed-forward "
              "%d, %d channels",

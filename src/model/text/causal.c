@@ -139,7 +139,7 @@ static esa_status read_file(esa_causal *e, const char *folder, int32_t load)
     ESA_TRY(esa_part_open(env, &e->weights, folder, "model", folder));
     want_all(e);
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
-    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_TEXT) : ESA_OK;
+    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_ENCODER) : ESA_OK;
 }
 
 static esa_status open_encoder(const esa_part_env *env, esa_causal **out,

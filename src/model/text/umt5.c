@@ -93,7 +93,7 @@ static esa_status read_file(esa_umt5 *e, int32_t load)
     ESA_TRY(esa_part_open(env, &e->weights, "text_encoder", "model", "text encoder"));
     want_all(e);
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
-    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_TEXT) : ESA_OK;
+    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_ENCODER) : ESA_OK;
 }
 
 static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,

@@ -1,5 +1,6 @@
 /* cog_vae_decode.c - runs CogVideoX's decoder, one batch of latent frames after the other;
- * cog_vae.h explains the order. SPDX-License-Identifier: Apache-2.0
+ * cog_vae.h explains the order.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Three buffers hold the frames of a batch: the stream between blocks; planes with a border of one
  * pixel of zeros, the inputs of convolutions; and temp. A norm fills the planes, a convolution

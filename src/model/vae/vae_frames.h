@@ -1,5 +1,6 @@
 /* vae_frames.h - what the decoders of all families share: sizes, pieces of latents, frames as
- * bytes. SPDX-License-Identifier: Apache-2.0 */
+ * bytes.
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_VAE_FRAMES_H
 #define ESA_MODEL_VAE_FRAMES_H
 

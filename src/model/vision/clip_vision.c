@@ -141,10 +141,7 @@ static esa_status read_file(esa_clip_vision *e, int32_t load)
     want_all(e);
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
     if (!load) return ESA_OK;
-    const esa_store_settings settings = {
-        .hold = env->hold, .limit = env->limit, .ask = env->ask, .ask_user = env->ask_user
-    };
-    return esa_store_open(env->nn, &e->store, e->weights, &settings);
+    return esa_part_load(env, &e->store, e->weights, ESA_LOAD_ENCODER);
 }
 
 static esa_status make(const esa_part_env *env, esa_clip_vision **out,
