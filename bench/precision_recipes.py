@@ -6,7 +6,7 @@ Both walk over tiles of keys with a running maximum, round P of a tile to E4M3, 
 output in float32. They differ in what is rounded how:
 
             esa                                        SageAttention 2, 8 bits
-    q       int8, a scale per 128 queries              int8, a scale per thread: the rows of one residue modulo 8 of 32
+    q       int8, a scale per query                    int8, a scale per thread: the rows of one residue modulo 8 of 32
     k       minus its mean; int8, per block of 128     minus its mean; int8, per thread: pairs of one residue of 64
     v       minus its mean; E4M3, a scale per channel  E4M3, a scale per channel
     sum     of the rounded P                           of P as it is
@@ -77,7 +77,7 @@ def ours(q, k, v, scale=None, lse=False):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tokens = k.shape[1]
     ck, cv = (x.double().mean(1, keepdim=True).float() for x in (k, v))
-    s_q = group_scales(q, groups_of(q.shape[1], ROWS, torch.zeros_like))
+    s_q = group_scales(q, torch.arange(q.shape[1]))
     s_k = group_scales(k - ck, groups_of(tokens, ROWS, torch.zeros_like))
     q8, k8 = int8(q, s_q), int8(k - ck, s_k)
     largest = (v - cv).abs().amax(1, keepdim=True)

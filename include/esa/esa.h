@@ -59,8 +59,8 @@
  *    rows are not corrected.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
- *  - In 8 bits NaN and infinity also spread from q to the 128 rows of its scale, and from k to
- *    every row that computes its block or uses a mean of it.
+ *  - In 8 bits NaN and infinity also spread from k to every row that computes its block or uses a
+ *    mean of it.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H

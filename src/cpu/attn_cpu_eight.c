@@ -67,7 +67,6 @@ static void carve_run(eight_run *run, const esa_attn_args *a, esa_carve *carve)
     run->window = esa_min64(a->B * a->Hkv, esa_max64(1, WINDOW_BYTES / per_head));
     run->rows_pad = esa_ceil_div(a->block_q, nr) * nr;
     run->keys = esa_max64(a->block_k, ESA_EIGHT_ROWS);
-    run->q_scale = esa_carve_take(carve, a->B * a->Hq * esa_ceil_div(a->Nq, ESA_EIGHT_ROWS) * 4);
     const int64_t channels = run->window * a->D * 4, blocks = run->window * a->nk;
     run->k_centre = esa_carve_take(carve, channels);
     run->v_centre = esa_carve_take(carve, channels);
@@ -191,21 +190,12 @@ typedef struct eight_pass {
 static void take_queries(const eight_run *run, eight_worker *w, const eight_pass *p)
 {
     const esa_attn_args *a = run->a;
-    const int64_t nr = a->kern->nr, D = a->D, groups = esa_ceil_div(a->Nq, ESA_EIGHT_ROWS);
-    const float *scales = run->q_scale + (p->b * a->Hq + p->h) * groups;
-    const int32_t *perm = order_at(a->perm_q, a->perm_q_stride, p->b, p->h);
+    const int64_t nr = a->kern->nr, D = a->D;
     for (int64_t r0 = 0; r0 < p->rows; r0 += nr) {
         const int64_t n = esa_min64(nr, p->rows - r0);
-        for (int64_t r = 0; r < n; r++) {
-            const int64_t at = p->row0 + r0 + r;
-            const rows_ref q = rows_at(a->q, a->q_stride, perm, p->b, p->h, at, a->dtype);
-            const int64_t from = q.gather ? q.gather[0] * a->q_stride[2] : 0;
-            const float scale = scales[at / ESA_EIGHT_ROWS], inverse = esa_eight_inverse(scale);
-            w->factor[r0 + r] = run->factor * scale;
-            for (int64_t d = 0; d < D; d++)
-                w->rows[r * D + d] = esa_eight_code(esa_load_f32(q.data, from + d, a->dtype),
-                                                    inverse);
-        }
+        for (int64_t r = 0; r < n; r++)
+            w->factor[r0 + r] = run->factor *
+                                esa_eight_query(w->rows + r * D, a, p->b, p->h, p->row0 + r0 + r);
         for (int64_t r = n; r < nr; r++) w->factor[r0 + r] = 0.0f;
         a->kern->panel_q(w->q + r0 * D, w->rows, ESA_DTYPE_F32, D, NULL, n, D, 1.0f);
     }
@@ -371,8 +361,6 @@ void esa_attn_cpu_eight(const esa_attn_args *args, void *ws)
     esa_carve carve = { ws, 0 };
     carve_run(&run, args, &carve);
     const int64_t all = args->B * args->Hkv, group = args->Hq / args->Hkv;
-    esa_pool_run(args->pool, esa_eight_queries, &run,
-                 args->B * args->Hq * esa_ceil_div(args->Nq, ESA_EIGHT_ROWS));
     for (run.first = 0; run.first < all; run.first += run.heads) {
         run.heads = esa_min64(run.window, all - run.first);
         esa_pool_run(args->pool, esa_eight_centres, &run, 2 * run.heads);

@@ -28,7 +28,6 @@ typedef struct eight_run {
     int64_t window; /* kv heads at a time */
     int64_t rows_pad, keys;
     float factor;               /* scale * log2(e) */
-    float *q_scale;             /* [B*Hq][ceil(Nq/ESA_EIGHT_ROWS)] */
     float *k_centre, *v_centre; /* [window][D] */
     float *v_scale, *v_inverse; /* [window][D] */
     float *k_scale;             /* [window][nk] */
@@ -39,12 +38,13 @@ typedef struct eight_run {
     int64_t first, heads; /* kv heads (b*Hkv + h) of the window */
 } eight_run;
 
-/* ---------------------------------------------------------------- attn_cpu_eight_codes.c
- * Run by the pool. */
+/* ---------------------------------------------------------------- attn_cpu_eight_codes.c */
 
-/* Scales of 128 positions of q. item: head * groups + group. */
-void esa_eight_queries(void *arg, int64_t item, int32_t worker);
-/* Centres of keys (even items) or of values with their scales (odd items) of one kv head. */
+/* Codes of the row of q at a position of head (b, h). Returns its scale. */
+float esa_eight_query(float *code, const esa_attn_args *a, int64_t b, int64_t h, int64_t position);
+
+/* The other two are run by the pool.
+ * Centres of keys (even items) or of values with their scales (odd items) of one kv head. */
 void esa_eight_centres(void *arg, int64_t item, int32_t worker);
 /* Codes of one key block and of its means. item: slot * nk + block. */
 void esa_eight_block(void *arg, int64_t item, int32_t worker);

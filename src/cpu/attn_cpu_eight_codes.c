@@ -10,21 +10,19 @@ static float element(const esa_attn_args *a, rows_ref rows, int64_t stride, int6
     return esa_load_f32(rows.data, (rows.gather ? rows.gather[i] : i) * stride + d, a->dtype);
 }
 
-void esa_eight_queries(void *arg, int64_t item, int32_t worker)
+float esa_eight_query(float *code, const esa_attn_args *a, int64_t b, int64_t h, int64_t position)
 {
-    (void)worker;
-    const eight_run *run = arg;
-    const esa_attn_args *a = run->a;
-    const int64_t groups = esa_ceil_div(a->Nq, ESA_EIGHT_ROWS), head = item / groups,
-                  b = head / a->Hq, h = head % a->Hq, first = item % groups * ESA_EIGHT_ROWS,
-                  rows = esa_min64(ESA_EIGHT_ROWS, a->Nq - first);
     const rows_ref q = rows_at(a->q, a->q_stride, order_at(a->perm_q, a->perm_q_stride, b, h), b, h,
-                               first, a->dtype);
+                               position, a->dtype);
     float largest = 0.0f;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t d = 0; d < a->D; d++)
-            largest = esa_eight_larger(largest, element(a, q, a->q_stride[2], r, d));
-    run->q_scale[item] = esa_eight_scale(largest, ESA_EIGHT_CODE);
+    for (int64_t d = 0; d < a->D; d++) {
+        code[d] = element(a, q, a->q_stride[2], 0, d);
+        largest = esa_eight_larger(largest, code[d]);
+    }
+    const float scale = esa_eight_scale(largest, ESA_EIGHT_CODE),
+                inverse = esa_eight_inverse(scale);
+    for (int64_t d = 0; d < a->D; d++) code[d] = esa_eight_code(code[d], inverse);
+    return scale;
 }
 
 /* Mean of the finite elements of each channel; 0 where there are none. */

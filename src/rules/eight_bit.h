@@ -2,7 +2,7 @@
  * arithmetic.
  * SPDX-License-Identifier: Apache-2.0
  *
- *   q, k   int8: code = round(x / s), s = largest magnitude of a block / 127
+ *   q, k   int8: code = round(x / s), s = largest magnitude of a row of q, or a block of k, / 127
  *   P      E4M3 of 448 exp2(logit - m)
  *   v      E4M3 of (v - centre) / s, s = largest magnitude of a channel / 448
  *
@@ -14,7 +14,7 @@
 #include "base/half.h"
 #include "base/inline.h"
 
-#define ESA_EIGHT_ROWS   128       /* positions of q that share a scale; keys of a stage of means */
+#define ESA_EIGHT_ROWS   128       /* keys of a dense block, and of a stage of means */
 #define ESA_EIGHT_CODE   127.0f    /* largest code of q and k */
 #define ESA_EIGHT_TOP    448.0f    /* largest E4M3 */
 #define ESA_EIGHT_LITTLE 0x1p-100f /* magnitudes below count as 0 */

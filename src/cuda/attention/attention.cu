@@ -26,7 +26,7 @@ static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int
     q->q = ws->take<int8_t>(a->B * a->Hq * q->nq * RUN_8BIT * D);
     q->k = ws->take<int8_t>(heads * q->nk * RUN_8BIT * D);
     q->v = ws->take<char>(heads * q->nk * RUN_8BIT * D * value);
-    q->q_scale = ws->take<float>(a->B * a->Hq * q->nq);
+    q->q_scale = ws->take<float>(a->B * a->Hq * q->nq * RUN_8BIT);
     q->k_scale = ws->take<float>(heads * q->nk * q->blocks);
     q->v_scale = ws->take<float>(heads * D);
     q->v_centre = ws->take<float>(heads * D);

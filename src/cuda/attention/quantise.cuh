@@ -9,7 +9,7 @@
 #include "cuda/runtime/device.cuh"
 #include "rules/eight_bit.h"
 
-constexpr int RUN_8BIT = ESA_EIGHT_ROWS; // positions that share a scale, and keys per stage
+constexpr int RUN_8BIT = ESA_EIGHT_ROWS; // rows of a thread block that rounds, and keys per stage
 
 // Integers of up to 22 bits become floats when they are added to the bits of this number, 1.5 2^23,
 // and a float that is added to it is rounded to the nearest integer, in the lowest bits.
@@ -34,7 +34,7 @@ __host__ __device__ constexpr int slot_of_key(int key)
 struct quantised {
     int8_t *q, *k;   // [B][H][n * 128][D]
     void *v;         // E4M3 [B][Hkv][nk][D][128 slots], or f16 [B][Hkv][nk * 128][D]
-    float *q_scale;  // [B][Hq][nq]; NaN if a row of the run has an element that is not finite
+    float *q_scale;  // [B][Hq][nq * 128]; NaN if the row has an element that is not finite
     float *k_scale;  // [B][Hkv][nk * blocks]
     float *v_scale;  // [B][Hkv][D]
     float *v_centre; // [B][Hkv][D]

@@ -206,38 +206,67 @@ __device__ __forceinline__ void load_run(packed<T> (&x)[ROWS], const head_rows<T
     }
 }
 
+// The larger magnitudes of two words with two elements each; NaN stays.
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __nv_bfloat16 *)
+{
+    const __nv_bfloat162 x = __hmax2_nan(__habs2(*(__nv_bfloat162 *)&a),
+                                         __habs2(*(__nv_bfloat162 *)&b));
+    return *(const uint32_t *)&x;
+}
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __half *)
+{
+    const __half2 x = __hmax2_nan(__habs2(*(__half2 *)&a), __habs2(*(__half2 *)&b));
+    return *(const uint32_t *)&x;
+}
+
+// Every row has its own scale. Eight lanes share a row, so that none waits for another warp.
 template <class T, int D> __device__ __forceinline__ void round_queries(const quantise_plan &p)
 {
-    constexpr int COLUMNS = run_shape<D>::COLUMNS, ROWS = run_shape<D>::ROWS;
+    constexpr int LANES = 8, PIECES = D / 64, GROUPS = THREADS / LANES, ROWS = RUN_8BIT / GROUPS;
     const int64_t run = blockIdx.x, bh = run / p.out.nq, b = bh / p.q.H, h = bh % p.q.H;
-    const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS,
-              first = (int)(run % p.out.nq) * RUN_8BIT + ROWS * group;
-    packed<T> row[ROWS];
-    load_run(row, head_rows<T>(p.q, b, h), first, p.q.N, column);
-    uint32_t top = 0;
-    float x[8];
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES,
+              first = (int)(run % p.out.nq) * RUN_8BIT + group;
+    const head_rows<T> rows(p.q, b, h);
+    packed<T> row[ROWS][PIECES];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int c = 0; c < PIECES; ++c) // rows past the end are copies of the last one
+            row[i][c] = rows.load(min(first + i * GROUPS, p.q.N - 1), c * LANES + lane);
+    const float *const centre = p.out.k_centre + (b * p.k.H + h / p.group) * D;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        row[i].unpack(x);
+        uint32_t word = 0;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) top = max(top, __float_as_uint(fabsf(x[c])));
-    }
-    const run_scale s(block_top(top, 1));
-    if (threadIdx.x == 0) p.out.q_scale[run] = s.scale;
-    int8_t *const to = p.out.q + (run * RUN_8BIT + ROWS * group) * D + column * 8;
-    const float *const centre = p.out.k_centre + (b * p.k.H + h / p.group) * D + column * 8;
+        for (int c = 0; c < PIECES; ++c) {
+            const uint4 w = row[i][c].words;
+            word = larger(larger(word, w.x, (T *)nullptr), larger(w.y, w.z, (T *)nullptr),
+                          (T *)nullptr);
+            word = larger(word, w.w, (T *)nullptr);
+        }
+        float two[2];
+        packed<T>::unpack_word(two, word, (T *)nullptr);
+        uint32_t top = max(__float_as_uint(two[0]), __float_as_uint(two[1]));
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        row[i].unpack(x);
-        *(uint2 *)(to + i * D) = to_int8(x, s.inv);
+        for (int step = LANES / 2; step; step /= 2) top = max(top, __shfl_xor_sync(~0u, top, step));
+        const run_scale s(top);
+        const int64_t to = run * RUN_8BIT + group + i * GROUPS;
+        if (lane == 0) p.out.q_scale[to] = s.scale;
+        float product = 0.0f, x[8];
+#pragma unroll
+        for (int c = 0; c < PIECES; ++c) {
+            const int d = (c * LANES + lane) * 8;
+            row[i][c].unpack(x);
+            *(uint2 *)(p.out.q + to * D + d) = to_int8(x, s.inv);
+            if (!p.out.q_centre) continue;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) product = fmaf(x[e], centre[d + e], product);
+        }
         if (!p.out.q_centre) continue;
-        float product = 0.0f;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) product = fmaf(x[c], centre[c], product);
-#pragma unroll
-        for (int step = COLUMNS / 2; step; step /= 2)
-            product += __shfl_xor_sync(~0u, product, step);
-        if (column == 0 && first + i < p.q.N) p.out.q_centre[bh * p.q.N + first + i] = product;
+        for (int step = LANES / 2; step; step /= 2) product += __shfl_xor_sync(~0u, product, step);
+        const int position = first + i * GROUPS;
+        if (lane == 0 && position < p.q.N) p.out.q_centre[bh * p.q.N + position] = product;
     }
 }
 

@@ -55,10 +55,10 @@ DEV void load_codes(uint32_t dst, int step, const T *head, const void *means, co
 
 // Turns s = EIGHT_WHOLE + S into logits in log2 units, for a step that is cut or holds means:
 // columns have their own scales and biases, and those that do not exist are -inf. scale: those of
-// the key blocks of the head. fq: scale of q, times scale log2(e).
+// the key blocks of the head. fq: scales of the rows of q, times scale log2(e).
 template <int MT>
 DEV void to_logits(float (&s)[MT][8][4], const attention_job &job, const tile_place &p, int step,
-                   const float *scale, float fq, int block_log2, int lane)
+                   const float *scale, const float (&fq)[MT * 2], int block_log2, int lane)
 {
     const esa_attn_args &a = job.a;
     const uint64_t valid = key_walk<SM80_KEYS>::columns(job, p, step) >> lane % 4 * 2;
@@ -81,16 +81,14 @@ DEV void to_logits(float (&s)[MT][8][4], const attention_job &job, const tile_pl
             const int column = first + n * 8 + lane % 4 * 2 + e;
             float f = 0.0f;
             if (exists)
-                f = fq * scale[step >= 0 ? step >> block_log2
-                               : fine    ? list[column / a.fine]
-                                         : column];
+                f = scale[step >= 0 ? step >> block_log2 : fine ? list[column / a.fine] : column];
             const float bias = column == last ? short_one : whole;
 #pragma unroll
             for (int m = 0; m < MT; ++m)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float &x = s[m][n][2 * r + e];
-                    x = exists ? fmaf(x - EIGHT_WHOLE, f, bias) : -INFINITY;
+                    x = exists ? fmaf(x - EIGHT_WHOLE, fq[2 * m + r] * f, bias) : -INFINITY;
                 }
         }
 }
@@ -148,8 +146,12 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     const uint16_t *const k_head = (const uint16_t *)x.k + kv * x.nk * RUN_8BIT * CODES;
     const f16 *const v_head = (const f16 *)x.v + kv * x.nk * RUN_8BIT * DP;
     const float *const k_scale = x.k_scale + kv * x.nk * x.blocks;
-    // A tile lies within one run of queries.
-    const float fq = x.q_scale[head * x.nq + p.row / RUN_8BIT] * params.scale_log2;
+    // The scales of this thread's rows, times scale log2(e).
+    float fq[MT * 2];
+#pragma unroll
+    for (int r = 0; r < MT * 2; ++r)
+        fq[r] = x.q_scale[head * x.nq * RUN_8BIT + p.row + warp * 16 * MT + r * 8 + lane / 4] *
+                params.scale_log2;
 
     const uint16_t *const q = (const uint16_t *)x.q + (head * x.nq * RUN_8BIT + p.row) * CODES;
 #pragma unroll
@@ -192,21 +194,26 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
 
         const bool plain = step >= 0 && step <= whole;
         // What turns s into logits: (s - origin) factor.
-        float origin = EIGHT_WHOLE, factor = plain ? fq * k_scale[step >> params.block_log2] : 1.0f;
+        float origin = EIGHT_WHOLE, factor[MT * 2];
+        const float keys = plain ? k_scale[step >> params.block_log2] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < MT * 2; ++r) factor[r] = fq[r] * keys;
         float s[MT][8][4];
         scores<int8_t, CODES, MT, HELD>(s, queries, k_lane + slot * STAGE_BYTES);
         if (__builtin_expect(!plain, 0)) {
             to_logits<MT>(s, job, p, step, k_scale, fq, params.block_log2, lane);
             origin = 0.0f;
+#pragma unroll
+            for (int r = 0; r < MT * 2; ++r) factor[r] = 1.0f;
         }
         float top[MT * 2], shift[MT * 2];
         rows.find_tops(top, s);
 #pragma unroll
-        for (int r = 0; r < MT * 2; ++r) top[r] = (top[r] - origin) * factor;
+        for (int r = 0; r < MT * 2; ++r) top[r] = (top[r] - origin) * factor[r];
         rows.raise(top, 1.0f);
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r)
-            shift[r] = fmaf(-origin, factor, EIGHT_TOP_LOG2 - rows.finite(rows.m[r]));
+            shift[r] = fmaf(-origin, factor[r], EIGHT_TOP_LOG2 - rows.finite(rows.m[r]));
         rows.template add_values<f16>(s, v_lane + slot * STAGE_BYTES, factor, shift);
         step = next;
         next = after;

@@ -307,20 +307,24 @@ template <int DP, int MT> struct warp_rows {
         float shift[MT * 2];
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) shift[r] = -finite(m[r]) * scale_log2;
-        add_values<T>(s, v_addr, scale_log2, shift);
+        float factor[MT * 2];
+#pragma unroll
+        for (int r = 0; r < MT * 2; ++r) factor[r] = scale_log2;
+        add_values<T>(s, v_addr, factor, shift);
     }
 
-    // O += exp2(S scale_log2 + shift) V, 16 keys at a time, so that exponentials overlap the
+    // O += exp2(S factor + shift) V, 16 keys at a time, so that exponentials overlap the
     // products of the previous keys.
     template <class T>
     __device__ __forceinline__ void add_values(const float (&s)[MT][8][4], uint32_t v_addr,
-                                               float scale_log2, const float (&shift)[MT * 2])
+                                               const float (&factor)[MT * 2],
+                                               const float (&shift)[MT * 2])
     {
         uint32_t b[2][4], p[MT][4];
         load_matrices_transposed(b[0], v_addr);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            weights<T>(p, s, k, shift, scale_log2);
+            weights<T>(p, s, k, factor, shift);
 #pragma unroll
             for (int n = 0; n < DP / 8; n += 2) {
                 const int now = n / 2 % 2;
@@ -340,7 +344,8 @@ template <int DP, int MT> struct warp_rows {
     // P of keys 16k .. 16k + 15 as an A fragment; adds their sums to l.
     template <class T>
     __device__ __forceinline__ void weights(uint32_t (&p)[MT][4], const float (&s)[MT][8][4], int k,
-                                            const float (&shift)[MT * 2], float scale_log2)
+                                            const float (&factor)[MT * 2],
+                                            const float (&shift)[MT * 2])
     {
 #pragma unroll
         for (int m_ = 0; m_ < MT; ++m_)
@@ -348,9 +353,9 @@ template <int DP, int MT> struct warp_rows {
             for (int i = 0; i < 4; ++i) {
                 const int r = m_ * 2 + i % 2;
                 const float x = exp2_approx(
-                    fmaf(s[m_][2 * k + i / 2][i % 2 * 2], scale_log2, shift[r]));
+                    fmaf(s[m_][2 * k + i / 2][i % 2 * 2], factor[r], shift[r]));
                 const float y = exp2_approx(
-                    fmaf(s[m_][2 * k + i / 2][i % 2 * 2 + 1], scale_log2, shift[r]));
+                    fmaf(s[m_][2 * k + i / 2][i % 2 * 2 + 1], factor[r], shift[r]));
                 l[r] += x + y;
                 p[m_][i] = pack2<T>(x, y);
             }

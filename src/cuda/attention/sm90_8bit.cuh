@@ -4,7 +4,7 @@
 // docs/precision.md has the arithmetic, and lab/sm90_8bit/notes.md tells how the kernel was made.
 // It differs from the 16-bit kernel in these points:
 //
-//   - A stage of keys has one scale. Its logits are integers times (scale of q) (scale of k).
+//   - A stage of keys has one scale, and so has a row of q. Logits are integers times both.
 //   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
 //   - Hopper keeps about 14 bits when it adds 8-bit products. So every stage of P V starts from 0
 //     in a second accumulator t, and o = o alpha + t is computed in f32.
@@ -82,29 +82,32 @@ template <class T, bool FULL> struct consumer8_d128 {
             m[r] = top[r];
         }
     }
-    // Computes P of a stage whose logits are f S.
-    __device__ __forceinline__ void softmax(float f)
+    // Computes P of a stage whose keys have one scale. fq: the scales of the two rows of q, times
+    // the scale of the logits and log2(e).
+    __device__ __forceinline__ void softmax(const float (&fq)[2], float scale)
     {
+        const float f[2] = { fq[0] * scale, fq[1] * scale };
         int y[4] = { s[0], s[1], s[2], s[3] };
 #pragma unroll
         for (int i = 4; i < 64; ++i) y[i % 4] = max(y[i % 4], s[i]);
-        float top[2] = { (float)max(y[0], y[1]) * f, (float)max(y[2], y[3]) * f };
+        float top[2] = { (float)max(y[0], y[1]) * f[0], (float)max(y[2], y[3]) * f[1] };
         follow(top);
-        const float c[2] = { EIGHT_TOP_LOG2 - m[0] - EIGHT_WHOLE * f,
-                             EIGHT_TOP_LOG2 - m[1] - EIGHT_WHOLE * f };
+        const float c[2] = { EIGHT_TOP_LOG2 - m[0] - EIGHT_WHOLE * f[0],
+                             EIGHT_TOP_LOG2 - m[1] - EIGHT_WHOLE * f[1] };
 #pragma unroll
         for (int i = 0; i < 64; ++i)
-            x[i] = exp2_approx(fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS), f, c[i / 2 % 2]));
+            x[i] = exp2_approx(
+                fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS), f[i / 2 % 2], c[i / 2 % 2]));
     }
-    // The same for a stage in which every column has its own scale and bias. fq: the scale of q,
-    // times the scale of the logits and log2(e).
-    __device__ __forceinline__ void softmax_columns(const float2 *column, float fq)
+    // The same for a stage in which every column has its own scale and bias.
+    __device__ __forceinline__ void softmax_columns(const float2 *column, const float (&fq)[2])
     {
         float top[2] = { -INFINITY, -INFINITY };
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             const float2 c = column[8 * (i / 4) + 2 * (lane % 4) + i % 2];
-            x[i] = fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS) - EIGHT_WHOLE, fq * c.x, c.y);
+            x[i] = fmaf(__int_as_float(s[i] + EIGHT_WHOLE_BITS) - EIGHT_WHOLE, fq[i / 2 % 2] * c.x,
+                        c.y);
             top[i / 2 % 2] = fmaxf(top[i / 2 % 2], x[i]);
         }
         follow(top);
@@ -130,7 +133,7 @@ template <class T, bool FULL> struct consumer8_d128 {
     }
 
     // The first stage, with nothing else in flight.
-    __device__ __forceinline__ void first(float fq)
+    __device__ __forceinline__ void first(const float (&fq)[2])
     {
         const ring_pos k = ring;
         ring.step();
@@ -144,20 +147,20 @@ template <class T, bool FULL> struct consumer8_d128 {
         if (note.flags)
             softmax_columns(note.column, fq);
         else
-            softmax(fq * note.scale);
+            softmax(fq, note.scale);
         release(sm.empty(k.stage));
         pack();
     }
     // A later stage: Q K^T of this stage and P V of the previous one, which runs during the softmax
     // of this stage.
-    template <bool COLUMNS> __device__ __forceinline__ void next(float fq)
+    template <bool COLUMNS> __device__ __forceinline__ void next(const float (&fq)[2])
     {
         const ring_pos k = ring;
         ring.step();
         const ring_pos v = ring;
         ring.step();
         mbar_wait(sm.full(k.stage), k.phase);
-        const float f = COLUMNS ? 0.0f : fq * sm.notes[k.stage].scale;
+        const float scale = COLUMNS ? 0.0f : sm.notes[k.stage].scale;
         wgmma_pin(s), wgmma_pin(p), wgmma_pin(t);
         wgmma_fence();
         issue_qk(k.stage);
@@ -172,7 +175,7 @@ template <class T, bool FULL> struct consumer8_d128 {
             release(sm.empty(k.stage));
         } else {
             release(sm.empty(k.stage));
-            softmax(f);
+            softmax(fq, scale);
         }
         stay_before_wait();
         wgmma_wait<0>();
@@ -210,8 +213,10 @@ template <class T, bool FULL> struct consumer8_d128 {
 
     __device__ __forceinline__ void keys(const tile_info &tile)
     {
-        const float fq = a.q_scale[tile.bh * ((a.Nq + TILE_Q - 1) / TILE_Q) + tile.q0 / TILE_Q] *
-                         a.scale * 1.44269504f;
+        const int64_t rows = (a.Nq + TILE_Q - 1) / TILE_Q * TILE_Q;
+        const float *const scale = a.q_scale + tile.bh * rows + tile.q0 + 64 * wg + 16 * warp +
+                                   lane / 4;
+        const float fq[2] = { scale[0] * a.scale * 1.44269504f, scale[8] * a.scale * 1.44269504f };
         first(fq);
         int j = 1;
         for (const int end = FULL ? max(1, tile.listed) : tile.n; j < end; ++j) next<false>(fq);
