@@ -4,14 +4,16 @@
 
     PYTHONPATH=python ESA_LIB=build-cuda/libesa.so bench/beside.py --esa build-cuda/esa --shapes wan-1.3b-720p
 
-A hot card is slower than a cold one, and no two cards are equal. So both sides run on one GPU in one command, one after
-the other, several times: diffusers dense and the engine dense, then diffusers with esa and the engine at the same
-budget, in bf16 and with each --linear. diffusers' blocks are compiled, one graph each, with cuDNN's attention; its
-process stays, so it compiles once. The engine runs `esa bench model` each time. Medians count, and a ratio is our time
-over that of compiled diffusers. Layer 0 stays dense on both sides."""
+A hot card is slower than a cold one, and no two cards are equal. So both sides run on one GPU in one command and take
+turns: diffusers dense and the engine dense, then diffusers with esa and the engine at the same budget, in bf16 and with
+each --linear. diffusers' blocks are compiled, one graph each, with cuDNN's attention. All processes of a kind start,
+compile and warm up one after the other before the first turn, and each keeps its model on the GPU until the last. A
+turn of diffusers is one forward, a turn of the engine --steps of them. Medians count, and a ratio is our time over that
+of compiled diffusers. Layer 0 stays dense on both sides."""
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,9 +44,7 @@ def worker(args):
                 handle.remove()
                 handle = None
             with step.sdpa_backends(gpu)["cudnn" if gpu else "default"](), step.without_mask(model, shape.family):
-                if kind != now:
-                    model(**inputs)                                 # compiles
-                seconds = clock(lambda: model(**inputs))
+                seconds = clock(lambda: model(**inputs))            # the first of a kind compiles
             now = kind
             print(json.dumps({"seconds": seconds}), file=args.answers, flush=True)
     return 0
@@ -68,25 +68,43 @@ class Diffusers:
         self.process.wait()
 
 
-def engine(args, name, dense, linear):
-    """Seconds of one forward, the median of the steps."""
-    with tempfile.TemporaryDirectory(prefix="esa-beside-") as folder:
-        path = os.path.join(folder, "out.json")
-        words = [args.esa, "bench", "model", "--rounds", "1", "--steps", str(args.steps), "--no-decode", "--json", path]
-        words += ["--guidance", "1", "--dense-first-layer", "1", "--warmup", "0"]
+class Engine:
+    """One setting of the engine: `esa bench model --turns` with as many rounds as there are turns."""
+
+    def __init__(self, name, dense, linear, args):
+        self.folder = tempfile.TemporaryDirectory(prefix="esa-beside-")
+        self.json = os.path.join(self.folder.name, "out.json")
+        words = [args.esa, "bench", "model", "--turns", "--rounds", str(args.rounds), "--steps", str(args.steps)]
+        words += ["--no-decode", "--json", self.json, "--guidance", "1", "--dense-first-layer", "1", "--warmup", "0"]
         words += ["--mode", "dense"] if dense else ["--skip-dense", "--mode", "online", "--method", "entropy",
                                                     "--budgets", str(BUDGET)]
         words += args.engine.split() if args.engine else ["--random-weights", "--model", name, "--device", args.device,
                                                           "--linear", linear]
-        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"beside.py: {' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)["rows"][0]["step_seconds"]["median"]
+        self.words, self.errors = words, open(os.path.join(self.folder.name, "errors"), "w+", encoding="utf-8")
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        text=True)
+        self.wait()                                                 # it has made a dense step that does not count
 
+    def wait(self):
+        """Until it waits for its next turn, or begins its table after the last one."""
+        if not self.process.stdout.readline():
+            status = self.process.wait()
+            self.errors.seek(0)
+            last = self.errors.read().strip().splitlines() or [f"ended with status {status}"]
+            sys.exit(f"beside.py: {' '.join(self.words)}: {last[-1]}")
 
-def median(values):
-    return sorted(values)[len(values) // 2]
+    def turn(self):
+        print(file=self.process.stdin, flush=True)
+        self.wait()
+
+    def close(self):
+        """Seconds of a forward in each turn, the median of its steps."""
+        self.process.communicate()
+        with open(self.json, encoding="utf-8") as file:
+            rounds = json.load(file)["rows"][0]["round"]
+        self.errors.close()
+        self.folder.cleanup()
+        return [statistics.median(one["step_seconds"]) for one in rounds]
 
 
 def measure(name, args):
@@ -95,19 +113,18 @@ def measure(name, args):
     # HunyuanVideo does not run compiled with esa (diffusers_step.py): its sparse forwards stand beside dense ones.
     kinds = ["dense"] if "hunyuan" in name else ["dense", "esa"]
     found = {}
-
-    def note(key, seconds):
-        found.setdefault(key, []).append(seconds)
     for kind in kinds:
+        ours = [("dense", "bf16")] if kind == "dense" else []
+        ours += [("sparse", one) for one in linear] if kind == kinds[-1] else []
+        theirs(kind)                                                # compiles
+        engines = {key: Engine(name, key[0] == "dense", key[1], args) for key in ours}
         for _ in range(args.rounds):
-            note(("diffusers", kind), theirs(kind))
-            if kind == "dense":
-                note(("dense", "bf16"), engine(args, name, True, "bf16"))
-            if kind == kinds[-1]:
-                for one in linear:
-                    note(("sparse", one), engine(args, name, False, one))
+            found.setdefault(("diffusers", kind), []).append(theirs(kind))
+            for one in engines.values():
+                one.turn()
+        found.update({key: one.close() for key, one in engines.items()})
     theirs.close()
-    seconds = {" ".join(key): median(values) for key, values in found.items()}
+    seconds = {" ".join(key): statistics.median(values) for key, values in found.items()}
     print(f"\n{name}: " + ", ".join(f"{key} {value:.4f} s" for key, value in seconds.items()))
     for key, value in seconds.items():
         if key.startswith("diffusers"):
@@ -122,8 +139,8 @@ def main():
     parser.add_argument("--esa", default="build-cuda/esa", help="the command (build-cuda/esa)")
     parser.add_argument("--shapes", default="wan-1.3b-480p", help="comma-separated, of bench/diffusers_step.py")
     parser.add_argument("--linear", default="bf16,fp8", help="types of the engine's sparse forwards (bf16,fp8)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each kind (3)")
-    parser.add_argument("--steps", type=int, default=3, help="forwards of one run of the engine (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
+    parser.add_argument("--steps", type=int, default=3, help="forwards of one turn of the engine (3)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", metavar="FILE", help="every measured second")
     parser.add_argument("--mini", action="store_true", help="tiny models in diffusers, for trying it out")
@@ -134,10 +151,12 @@ def main():
         args.answers = os.fdopen(os.dup(1), "w")    # what libraries print must not look like an answer
         os.dup2(2, 1)
         return worker(args)
-    results = [measure(name, args) for name in args.shapes.split(",")]
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"command": " ".join(sys.argv), "results": results}, file, indent=1)
+    results = []
+    for name in args.shapes.split(","):
+        results.append(measure(name, args))
+        if args.json:                               # after every shape: a run that is stopped leaves what it has
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump({"command": " ".join(sys.argv), "results": results}, file, indent=1)
     return 0
 
 

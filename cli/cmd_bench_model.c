@@ -27,7 +27,7 @@ typedef struct bench {
     cli_list modes, budgets;
     int64_t rounds;
     int method; /* online: index into ONLINE_METHODS */
-    int skip_dense, no_decode;
+    int skip_dense, no_decode, turns;
     const char *json;
     row *row;
     int rows;
@@ -117,11 +117,25 @@ static int warm_caches(bench *b)
     return status;
 }
 
+/* Says "ready" and waits until whoever started this process gives it the turn with a line. */
+static int wait_turn(const bench *b, int64_t round)
+{
+    int c;
+    puts("ready");
+    fflush(stdout);
+    do c = getchar();
+    while (c != EOF && c != '\n');
+    return c == EOF ? cli_fail("%s: standard input ended before round %lld of %lld", what,
+                               (long long)round + 1, (long long)b->rounds)
+                    : CLI_OK;
+}
+
 static int run_rounds(bench *b)
 {
     const int64_t total = b->rounds * b->rows;
     int status = warm_caches(b);
     for (int64_t i = 0; i < total && !status; i++) {
+        if (b->turns && i % b->rows == 0 && (status = wait_turn(b, i / b->rows)) != 0) break;
         row *w = &b->row[i % b->rows];
         char label[96], name[48];
         esa_frames *frames = NULL;
@@ -338,6 +352,9 @@ int cmd_bench_model(int argc, char **argv)
           "there is no text encoder (off)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
+        { "--turns", CLI_FLAG, &b.turns, NULL, 0, 0, 0,
+          "before each round print \"ready\" and wait for a line on standard input: for programs "
+          "that measure in turns (off)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options(

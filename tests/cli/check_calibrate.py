@@ -477,6 +477,25 @@ class Bench(Base):
         schemas.check(self.path("s.json"), "bench-model")
         self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
 
+    def test_turns(self):
+        """Every round waits for its line, and input that ends too early ends the run without a result."""
+        words = ["bench", "model", *SMALL, "--mode", "dense", "--rounds", 2, "--no-decode", "--turns", "--json",
+                 "t.json"]
+        run = start(*words, cwd=self.dir, stdin=subprocess.PIPE)
+        for _ in range(2):
+            self.assertEqual(run.stdout.readline(), "ready\n")
+            self.assertFalse(os.path.exists(self.path("t.json")))
+            run.stdin.write("\n")
+            run.stdin.flush()
+        out, err = run.communicate(timeout=60)
+        self.assertEqual((run.returncode, out.count("ready")), (0, 0), err)
+        self.assertEqual(len(json.loads(self.read("t.json"))["rows"][0]["round"]), 2)
+        os.unlink(self.path("t.json"))
+        run = start(*words, cwd=self.dir, stdin=subprocess.PIPE)
+        out, err = run.communicate("\n", timeout=60)
+        self.assertEqual((run.returncode, out, self.files()), (1, "ready\n" * 2, []))
+        self.assertIn("standard input ended before round 2 of 2", err)
+
     def test_video(self):
         """`esa bench video` with cached masks: a row per clip that names the mask file."""
         self.calibrate("masks.safetensors", prompts=1)

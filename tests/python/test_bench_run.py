@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
-together.py and together_clips.py: caches leave calls out, and esa counts the others."""
+together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts."""
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
+from esa.programs.native import find_command
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "bench"))
 import diffusers_run  # noqa: E402
 import together  # noqa: E402
 import together_clips  # noqa: E402
@@ -68,3 +71,19 @@ def test_clips_together(tmp_path):
     for name in ("TaylorSeer", "MagCache"):
         assert rows[name]["calls"] == rows[f"esa + {name}"]["calls"] < 0.9
     assert rows["esa + cache-dit"]["calls"] < 1
+
+
+@pytest.mark.slow                               # compiles blocks for two kinds of forwards
+def test_beside(tmp_path):
+    path = tmp_path / "beside.json"
+    words = [sys.executable, ROOT / "bench" / "beside.py", "--mini", "--device", "cpu", "--shapes", "mini-wan",
+             "--rounds", "2", "--steps", "2", "--linear", "bf16", "--json", path, "--esa", find_command()]
+    small = f"--model {ROOT / 'models' / 'wan-tiny'} --device cpu --frames 1"
+    done = subprocess.run([*words, "--engine", small], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads(path.read_text())["results"][0]["seconds"]
+    assert list(seconds) == ["diffusers dense", "dense bf16", "diffusers esa", "sparse bf16"]
+    assert all(len(turns) == 2 and min(turns) > 0 for turns in seconds.values())
+    assert "sparse bf16" in done.stdout and "of diffusers esa" in done.stdout
+    done = subprocess.run([*words, "--engine", "--model none"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and "beside.py" in done.stderr and "none" in done.stderr
