@@ -7,9 +7,12 @@
 #include <random>
 #include <vector>
 
-#include "halves.cuh"
+#include "rare.cuh"
 #include "quantise.cuh"
+#if HEAD == 128
+#include "halves.cuh"
 #include "whole.cuh"
+#endif
 
 #define CK(x)                                                                                      \
     do {                                                                                           \
@@ -17,19 +20,20 @@
         if (e_) printf("%s, line %d: error %d\n", #x, __LINE__, e_), exit(1);                      \
     } while (0)
 
-constexpr int HEADS = 12, ROUNDS = 5, SAMPLE = 24;
-constexpr double SCALE = 0.08838834764831845;
+constexpr int HEADS = D == 128 ? 12 : 48, ROUNDS = 5, SAMPLE = 24;
+constexpr double SCALE = D == 128 ? 0.08838834764831845 : 0.125;
 
 static decltype(&cuTensorMapEncodeTiled) encode;
 
-static CUtensorMap map_of(void *p, int64_t x, int64_t y, int64_t z)
+static CUtensorMap map_of(void *p, int64_t x, int64_t y, int64_t z, int wide, int high)
 {
     CUtensorMap m;
     const cuuint64_t dim[3] = { (cuuint64_t)x, (cuuint64_t)y, (cuuint64_t)z },
                      stride[2] = { (cuuint64_t)x, (cuuint64_t)(x * y) };
-    const cuuint32_t box[3] = { 128, 128, 1 }, one[3] = { 1, 1, 1 };
+    const cuuint32_t box[3] = { (cuuint32_t)wide, (cuuint32_t)high, 1 }, one[3] = { 1, 1, 1 };
     CK(encode(&m, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, p, dim, stride, box, one,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_INTERLEAVE_NONE,
+              wide == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return m;
 }
@@ -48,7 +52,9 @@ struct problem {
     uint8_t *q, *k, *v;
     float *q_scale, *k_scale, *v_scale, *k_mean, *v_mean, *v_top;
     int *next;
+    long long *cycles;
     std::vector<float> host[3];
+    std::vector<double> want; // rows of the sample
 
     explicit problem(int N) : N(N), blocks((N + 127) / 128), padded(blocks * 128)
     {
@@ -75,7 +81,7 @@ struct problem {
         q_scale = allocate<float>(HEADS * blocks), k_scale = allocate<float>(HEADS * blocks);
         v_scale = allocate<float>(HEADS * D), k_mean = allocate<float>(HEADS * D);
         v_mean = allocate<float>(HEADS * D), v_top = allocate<float>(HEADS * D);
-        next = allocate<int>(1);
+        next = allocate<int>(1), cycles = allocate<long long>(1);
         column_mean<<<dim3(HEADS, 88), D>>>(x[1], k_mean, N);
         column_mean<<<dim3(HEADS, 88), D>>>(x[2], v_mean, N);
         column_top<<<dim3(HEADS, 88), D>>>(x[2], v_mean, v_top, N);
@@ -89,17 +95,13 @@ struct problem {
     }
     ~problem()
     {
-        void *const all[] = { x[0],    x[1],    x[2],    o,      lse,    q,     k,   v,
-                              q_scale, k_scale, v_scale, k_mean, v_mean, v_top, next };
+        void *const all[] = { x[0],    x[1],    x[2],    o,      lse,    q,     k,    v,
+                              q_scale, k_scale, v_scale, k_mean, v_mean, v_top, next, cycles };
         for (void *p : all) cudaFree(p);
     }
 
-    // Relative error of some rows.
-    double error() const
+    void compute_sample()
     {
-        std::vector<__nv_bfloat16> got((size_t)HEADS * N * D);
-        CK(cudaMemcpy(got.data(), o, got.size() * 2, cudaMemcpyDeviceToHost));
-        double wrong = 0, all = 0;
         for (int i = 0; i < SAMPLE; ++i) {
             const size_t h = i % HEADS, n = (size_t)i * 7919 * 131 % N, head = h * N;
             std::vector<double> w(N), r(D, 0.0);
@@ -115,8 +117,20 @@ struct problem {
                 sum += e;
                 for (int d = 0; d < D; ++d) r[d] += e * host[2][(head + j) * D + d];
             }
+            for (int d = 0; d < D; ++d) want.push_back(r[d] / sum);
+        }
+    }
+    // Relative error of the sample.
+    double error()
+    {
+        if (want.empty()) compute_sample();
+        std::vector<__nv_bfloat16> got(D);
+        double wrong = 0, all = 0;
+        for (int i = 0; i < SAMPLE; ++i) {
+            const size_t h = i % HEADS, n = (size_t)i * 7919 * 131 % N;
+            CK(cudaMemcpy(got.data(), o + (h * N + n) * D, D * 2, cudaMemcpyDeviceToHost));
             for (int d = 0; d < D; ++d) {
-                const double t = r[d] / sum, g = (float)got[(head + n) * D + d];
+                const double t = want[i * D + d], g = (float)got[d];
                 wrong += (g - t) * (g - t), all += t * t;
             }
         }
@@ -131,46 +145,58 @@ template <bool INT8> static void time_version(problem &p, const char *name, kern
     CK(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize,
                             SHARED));
     p.round<INT8>();
-    const CUtensorMap q = map_of(p.q, D, p.padded, HEADS), k = map_of(p.k, D, p.padded, HEADS),
-                      v = map_of(p.v, p.padded, D, HEADS);
-    const args a = { p.o,
-                     p.lse,
-                     p.q_scale,
-                     p.k_scale,
-                     p.v_scale,
-                     p.v_mean,
-                     p.N,
-                     HEADS,
-                     p.blocks,
-                     p.blocks,
-                     p.blocks * HEADS,
-                     p.next,
-                     (float)(SCALE * 1.4426950408889634) };
+    const CUtensorMap q = map_of(p.q, D, p.padded, HEADS, D, 128),
+                      k = map_of(p.k, D, p.padded, HEADS, D, 128),
+                      v = map_of(p.v, p.padded, D, HEADS, 128, D);
+    args a = { p.o,
+               p.lse,
+               p.q_scale,
+               p.k_scale,
+               p.v_scale,
+               p.v_mean,
+               p.N,
+               HEADS,
+               p.blocks,
+               p.blocks,
+               p.blocks * HEADS,
+               p.next,
+               (float)(SCALE * 1.4426950408889634),
+               p.cycles };
     cudaEvent_t from, to;
     CK(cudaEventCreate(&from));
     CK(cudaEventCreate(&to));
-    std::vector<float> ms;
-    for (int i = -1; i < ROUNDS; ++i) {
-        CK(cudaMemsetAsync(p.next, 0, 4));
-        CK(cudaEventRecord(from));
-        run<<<132, 384, SHARED>>>(a, q, k, v);
-        CK(cudaEventRecord(to));
-        CK(cudaEventSynchronize(to));
-        float t;
-        CK(cudaEventElapsedTime(&t, from, to));
-        if (i >= 0) ms.push_back(t);
+    printf("%-40s %6d tokens:", name, p.N);
+    for (int part : { 10, 1 }) { // a tenth of the keys, then all
+        a.nk = std::max(1, p.blocks / part);
+        std::vector<std::pair<float, double>> runs; // milliseconds, MHz
+        for (int i = -1; i < ROUNDS; ++i) {
+            CK(cudaMemsetAsync(p.next, 0, 4));
+            CK(cudaEventRecord(from));
+            run<<<132, 384, SHARED>>>(a, q, k, v);
+            CK(cudaEventRecord(to));
+            CK(cudaEventSynchronize(to));
+            float t;
+            long long cycles;
+            CK(cudaEventElapsedTime(&t, from, to));
+            CK(cudaMemcpy(&cycles, p.cycles, 8, cudaMemcpyDeviceToHost));
+            if (i >= 0) runs.push_back({ t, 1e-3 * cycles / t });
+        }
+        std::sort(runs.begin(), runs.end());
+        const auto median = runs[ROUNDS / 2];
+        printf(" %7.3f ms, %4.0f MHz, %4.0f TFLOP/s;", median.first, median.second,
+               4e-9 * HEADS * p.N * (double)a.nk * KEYS * D / median.first);
     }
-    std::sort(ms.begin(), ms.end());
-    const double median = ms[ROUNDS / 2];
-    printf("%-44s %6d tokens: %7.3f ms, %4.0f TFLOP/s, relative error %.4f\n", name, p.N, median,
-           4e-9 * HEADS * p.N * (double)p.N * D / median, p.error());
+    printf(" relative error %.4f\n", p.error());
     fflush(stdout);
 }
 
+#if HEAD == 128
 template <class V> static void time_whole(problem &p, const char *name)
 {
     time_version<V::INT8>(p, name, whole_kernel<V>);
 }
+
+#endif
 
 int main(int argc, char **argv)
 {
@@ -180,9 +206,10 @@ int main(int argc, char **argv)
     CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
                                         &found));
     encode = (decltype(encode))entry;
-    for (int N : { 8192, 32768, 75648 }) {
+    for (int N : { D == 128 ? 8192 : 4096, D == 128 ? 32768 : 17776, D == 128 ? 75648 : 65536 }) {
         if (argc > 1 && atoi(argv[1]) != N) continue;
         problem p(N);
+#if HEAD == 128
         //                 INT8 ONES TWO TURNS Q_REGS HOLD POLY
         time_whole<version<0, 0, 0, 0, 0, 0, 0>>(p, "v1 E4M3, additions, one level");
         time_whole<version<0, 0, 1, 0, 0, 0, 0>>(p, "v2 two levels");
@@ -197,5 +224,11 @@ int main(int argc, char **argv)
         time_whole<version<1, 1, 1, 0, 1, 1, 0>>(p, "v6 with Q in registers");
         time_whole<version<1, 1, 1, 2, 0, 1, 0>>(p, "v6 in turns");
         time_version<true>(p, "v7 halves of 64 keys", halves_kernel);
+#endif
+        time_version<true>(p, "v8 o takes t after 1 stages", rare_kernel<1>);
+        time_version<true>(p, "v8 o takes t after 2 stages", rare_kernel<2>);
+        time_version<true>(p, "v8 o takes t after 4 stages", rare_kernel<4>);
+        time_version<true>(p, "v8 o takes t after 8 stages", rare_kernel<8>);
+        time_version<true>(p, "v8 o takes t after 16 stages", rare_kernel<16>);
     }
 }

@@ -1,8 +1,8 @@
 // parts.cuh - what all versions share: parameters, shared memory, the producer, the store.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dense attention of one batch entry, D = 128. A tile is 128 query rows; two warpgroups of
-// consumers take 64 rows each. K comes as [128 keys][128 bytes], V transposed as [128 columns][128
+// Dense attention of one batch entry, D = HEAD: 128 or 64. A tile is 128 query rows; two warpgroups
+// of consumers take 64 rows each. K comes as [128 keys][D bytes], V transposed as [D columns][128
 // keys], with eight rows of ones behind it.
 #pragma once
 
@@ -10,7 +10,10 @@
 
 #include "products.cuh"
 
-constexpr int D = 128, KEYS = 128, TILE = 128, NO = 68; // NO: accumulators with the sums
+#ifndef HEAD
+#define HEAD 128
+#endif
+constexpr int D = HEAD, KEYS = 128, TILE = 128, NO = D / 2 + 4; // NO: accumulators with the sums
 constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
 constexpr int MAGIC_BITS = 0x4B400000;
 
@@ -22,13 +25,21 @@ struct args {
     int N, H, nq, nk, tiles;
     int *next;
     float scale_log2;
+    long long *cycles; // that the first block took
 };
 
-constexpr int RING = 5, V_BYTES = KEYS * D + 1024;
+constexpr int RING = D == 128 ? 5 : 10, V_BYTES = KEYS * D + 1024;
 constexpr int Q_AT = 0, K_AT = TILE * D, V_AT = K_AT + RING * KEYS * D,
               BARS_AT = V_AT + RING * V_BYTES, INFO_AT = BARS_AT + 8 * (4 * RING + 2),
               SHARED = INFO_AT + 64 + 1024;
 static_assert(SHARED <= 227 * 1024, "more shared memory than a block may have");
+
+// Descriptor of rows of D bytes, swizzled as the tensor copy leaves them.
+DEV uint64_t rows_desc(uint32_t addr)
+{
+    const uint64_t desc = wgmma_desc(addr, 16, 8 * D);
+    return D == 128 ? desc : desc ^ (uint64_t)3 << 62; // 64 bytes: swizzle mode 2 instead of 1
+}
 
 template <int N> DEV void pin(int (&r)[N])
 {
@@ -115,11 +126,13 @@ DEV void produce(const args &a, const memory_view &m, const CUtensorMap *qm, con
 {
     ring_pos k, v;
     int q_phase = 1;
+    const long long begin = clock64();
     for (int tile = blockIdx.x;; tile = gridDim.x + atomicAdd(a.next, 1)) {
         mbar_wait(m.q_empty(), q_phase), q_phase ^= 1;
         if (tile >= a.tiles) {
             *m.tile() = -1;
             mbar_arrive(m.q_full());
+            if (blockIdx.x == 0) *a.cycles = clock64() - begin;
             return;
         }
         const int h = tile / a.nq;

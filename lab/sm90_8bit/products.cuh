@@ -12,6 +12,9 @@
 #define L32                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"          \
     "%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define L36                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%"                                 \
+    "17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35}"
 #define L64                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"          \
     "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"         \
@@ -90,11 +93,22 @@ template <bool ACC> DEV void product_f8(float (&d)[68], const uint32_t *a, uint6
                  : A4(a), "l"(b), "n"(ACC));
 }
 
+// O (64 x 72), the last eight columns from rows of ones, A in registers, E4M3
+template <bool ACC> DEV void product_f8(float (&d)[36], const uint32_t *a, uint64_t b)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %41, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 " L36
+                 ", {%36,%37,%38,%39}, %40, p, 1, 1;}"
+                 : R32("+f", d), R4("+f", d, 32)
+                 : A4(a), "l"(b), "n"(ACC));
+}
+
 #undef R4
 #undef R16
 #undef R32
 #undef R64
 #undef A4
 #undef L32
+#undef L36
 #undef L64
 #undef L68

@@ -6,8 +6,11 @@
 //
 //   - A stage of keys has one scale, and so has a row of q. Logits are integers times both.
 //   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
-//   - Hopper keeps about 14 bits when it adds 8-bit products. So every stage of P V starts from 0
-//     in a second accumulator t, and o = o alpha + t is computed in f32.
+//   - Hopper keeps about 14 bits when it adds 8-bit products. So P V adds up in a second
+//     accumulator t, for SUM_STAGES stages at most, and then o takes t in f32. It also does so when
+//     a maximum grows: then o gets the factor, and t starts again from 0.
+//   - A thread compares the logits of its own columns with the maximum so far. The warp exchanges
+//     maxima only if a thread saw a larger one.
 //   - The stage of values ends with rows of ones. So the product also gives the sums of the rounded
 //     P, which is faster than 64 additions per thread (v2 and v3 in the notes).
 //   - Q stays in shared memory, because t needs the registers.
@@ -23,8 +26,10 @@
 namespace sm90
 {
 
-template <class T, bool FULL> struct consumer8_d128 {
-    static constexpr int D = 128, NO = D / 2 + 4; // elements of o: D columns and eight of sums
+constexpr int SUM_STAGES = 8;
+
+template <class T, int D, bool FULL> struct consumer8 {
+    static constexpr int NO = D / 2 + 4; // elements of o: D columns and eight of sums
     using plan = smem_plan<D, 8>;
     using ring_pos = typename plan::ring;
 
@@ -32,17 +37,18 @@ template <class T, bool FULL> struct consumer8_d128 {
     const smem_view<D, 8> &sm;
     const int wg, warp, lane;
     ring_pos ring;
-    float o[NO], t[NO]; // the sum so far; the sum of the last stage
+    float o[NO], t[NO]; // the sum so far; that of the last stages
     int s[64];          // logits of the current stage
     float x[64];        // then P
     uint32_t p[16];     // P of the stage in flight, as A fragments
     float m[2];         // maxima so far, in units of log2
-    // Factors for o before a stage is added: for the current stage, the stage in flight, and the
-    // stage that t holds.
-    float alpha[2], flying[2], landed[2];
+    bool grew;          // whether a maximum of the warp grew in the current stage; warp-uniform
+    float alpha[2];     // if so: the factors for what came before
+    float beta[2];      // factors for o when it takes t
+    int left;           // stages until it does
 
-    __device__ __forceinline__ consumer8_d128(const kernel_args &a, const smem_view<D, 8> &sm,
-                                              int warp, int lane)
+    __device__ __forceinline__ consumer8(const kernel_args &a, const smem_view<D, 8> &sm, int warp,
+                                         int lane)
         : a(a), sm(sm), wg(warp / 4), warp(warp % 4), lane(lane)
     {
     }
@@ -54,26 +60,27 @@ template <class T, bool FULL> struct consumer8_d128 {
     // S = Q K^T, asynchronous.
     __device__ __forceinline__ void issue_qk(uint32_t stage)
     {
-        const uint64_t q = wgmma_desc(sm.q() + wg * 64 * D, 16, 1024),
-                       k = wgmma_desc(sm.stage(stage), 16, 1024);
+        const uint64_t q = wgmma_rows_desc<D>(sm.q() + wg * 64 * D),
+                       k = wgmma_rows_desc<D>(sm.stage(stage));
         wgmma_s8<false>(s, q, k);
 #pragma unroll
         for (int i = 1; i < D / 32; ++i) wgmma_s8<true>(s, q + 2 * i, k + 2 * i);
         wgmma_commit();
     }
-    // t = P V, asynchronous.
+    // t += P V, asynchronous.
     __device__ __forceinline__ void issue_pv(uint32_t stage)
     {
         const uint64_t v = wgmma_desc(sm.stage(stage), 16, 1024);
-        wgmma_e4m3<false>(t, p, v);
 #pragma unroll
-        for (int i = 1; i < STAGE_KEYS / 32; ++i) wgmma_e4m3<true>(t, p + 4 * i, v + 2 * i);
+        for (int i = 0; i < STAGE_KEYS / 32; ++i) wgmma_e4m3(t, p + 4 * i, v + 2 * i);
         wgmma_commit();
     }
 
     // Computes the new maxima from those of this thread's columns.
     __device__ __forceinline__ void follow(float (&top)[2])
     {
+        grew = __any_sync(~0u, top[0] > m[0] || top[1] > m[1]);
+        if (!grew) return;
         softmax_rows<true>::quad_max(top);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -123,13 +130,20 @@ template <class T, bool FULL> struct consumer8_d128 {
             const int c = 16 * (i / 4) + 8 * (i / 2 % 2) + 2 * (i % 2);
             p[i] = pack_e4m3(x[c], x[c + 1], x[c + 4], x[c + 5]);
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) landed[r] = flying[r], flying[r] = alpha[r];
     }
-    __device__ __forceinline__ void merge()
+    __device__ __forceinline__ void take_sums()
     {
 #pragma unroll
-        for (int i = 0; i < NO; ++i) o[i] = fmaf(o[i], landed[i / 2 % 2], t[i]);
+        for (int i = 0; i < NO; ++i) o[i] = fmaf(o[i], beta[i / 2 % 2], t[i]), t[i] = 0.0f;
+    }
+    // Before P, whose maxima may be new, is multiplied.
+    __device__ __forceinline__ void merge()
+    {
+        if (!grew && --left > 0) return;
+        take_sums();
+        left = SUM_STAGES;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) beta[r] = grew ? alpha[r] : 1.0f;
     }
 
     // The first stage, with nothing else in flight.
@@ -150,6 +164,7 @@ template <class T, bool FULL> struct consumer8_d128 {
             softmax(fq, note.scale);
         release(sm.empty(k.stage));
         pack();
+        grew = false; // there is nothing yet to follow
     }
     // A later stage: Q K^T of this stage and P V of the previous one, which runs during the softmax
     // of this stage.
@@ -164,8 +179,9 @@ template <class T, bool FULL> struct consumer8_d128 {
         wgmma_pin(s), wgmma_pin(p), wgmma_pin(t);
         wgmma_fence();
         issue_qk(k.stage);
-        merge(); // t of the last turn, while the tensor cores work
+        merge(); // while the tensor cores work
         mbar_wait(sm.full(v.stage), v.phase);
+        wgmma_pin(t);
         wgmma_fence();
         issue_pv(v.stage);
         wgmma_wait<1>();
@@ -207,8 +223,7 @@ template <class T, bool FULL> struct consumer8_d128 {
         wgmma_pin(p), wgmma_pin(t);
         release(sm.empty(ring.stage));
         ring.step();
-        landed[0] = flying[0], landed[1] = flying[1];
-        merge();
+        take_sums();
     }
 
     __device__ __forceinline__ void keys(const tile_info &tile)
@@ -264,7 +279,8 @@ template <class T, bool FULL> struct consumer8_d128 {
             const tile_info tile = *sm.info;
             if (tile.n < 0) return;
             m[0] = m[1] = -1e30f;
-            flying[0] = flying[1] = 1.0f;
+            beta[0] = beta[1] = 1.0f;
+            left = SUM_STAGES + 1;
 #pragma unroll
             for (int i = 0; i < NO; ++i) o[i] = t[i] = 0.0f;
             if (tile.n > 0) {
@@ -278,14 +294,13 @@ template <class T, bool FULL> struct consumer8_d128 {
     }
 };
 
-template <class T, bool FULL>
-__global__ void __launch_bounds__(block_shape<128, 8>::THREADS, 1)
+template <class T, int D, bool FULL>
+__global__ void __launch_bounds__(block_shape<D, 8>::THREADS, 1)
     attn8_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
                  const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
                  const __grid_constant__ CUtensorMap k_mean,
                  const __grid_constant__ CUtensorMap v_mean)
 {
-    constexpr int D = 128;
     using S = block_shape<D, 8>;
     using plan = smem_plan<D, 8>;
     extern __shared__ unsigned char raw[];
@@ -312,7 +327,7 @@ __global__ void __launch_bounds__(block_shape<128, 8>::THREADS, 1)
                  [&](const gather_job &job) { gather8<D>(a, sm, job, lane); });
     } else {
         regs_raise<S::CONSUMER_REGS>();
-        consumer8_d128<T, FULL>(a, sm, warp, lane).run();
+        consumer8<T, D, FULL>(a, sm, warp, lane).run();
     }
 }
 

@@ -8,8 +8,8 @@
 // means. A tail of levels also adds stages of 128 fine means, which helper warps gather. The order
 // of the ring is the order in which the consumers need it:
 //
-//   D = 128   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
-//   D = 64    K0 V0 K1 V1 ...
+//   D = 128, and 8 bit   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
+//   D = 64               K0 V0 K1 V1 ...
 //
 // Lists are walked from the last entry to the first. Blocks cut by kv_len or causality then come
 // first, and the rest is whole. If a stage is not simply 128 visible keys, the producer leaves a
@@ -108,7 +108,7 @@ template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 //
 // BITS: of the elements in shared memory. With 8, a second accumulator takes what P and Q give.
 template <int D, int BITS = 16> struct block_shape {
-    static constexpr int TEAMS = D == 128 ? 1 : 2;
+    static constexpr int TEAMS = D == 128 || BITS == 8 ? 1 : 2;
     static constexpr int CONSUMERS = TEAMS * TEAM_CONSUMERS;
     static constexpr int HELPERS = 4 / TEAMS - 1; // per team
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
@@ -206,7 +206,7 @@ template <int STAGES> struct ring_at {
 
 template <int D, int BITS = 16> struct smem_plan {
     // 16 bit: with Q the stages fill 224 KB at D = 128, and twice 112 KB at D = 64.
-    static constexpr int STAGES = BITS == 8 ? 11 : 6;
+    static constexpr int STAGES = BITS == 16 ? 6 : D == 128 ? 11 : 18;
     using note = typename note_of<BITS>::type;
     using ring = ring_at<STAGES>;
     // Q, K and V tiles are alike: chunks of [128 rows][128 bytes], swizzled.

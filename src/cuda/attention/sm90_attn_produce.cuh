@@ -32,7 +32,7 @@ DEV uint32_t first_columns(int n, int w)
 
 template <int D, bool FULL, int BITS = 16> struct producer {
     using plan = smem_plan<D, BITS>;
-    static constexpr bool VALUES_FOLLOW = D == 64; // the ring's order
+    static constexpr bool VALUES_FOLLOW = D == 64 && BITS == 16; // the ring's order
     const kernel_args &a;
     const tensor_maps &map;
     const smem_view<D, BITS> &sm;
