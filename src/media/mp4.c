@@ -37,6 +37,9 @@ typedef struct encoding {
     int32_t quality, codec;
 } encoding;
 
+/* x264's bits depend on the number of its threads, so the number is the same on every machine. */
+enum { X264_THREADS = 8 };
+
 /* Lossy settings by quality 0 .. 1, for each family of encoders. */
 static void set_quality(AVCodecContext *c, const AVCodec *encoder, double good)
 {
@@ -79,7 +82,7 @@ static AVCodecContext *open_encoder(const char *name, const esa_frames *frames, 
     c->colorspace = lossless ? AVCOL_SPC_RGB : AVCOL_SPC_SMPTE170M;
     c->color_primaries = AVCOL_PRI_BT709;
     c->color_trc = AVCOL_TRC_IEC61966_2_1;
-    c->thread_count = 1;
+    c->thread_count = strncmp(name, "libx264", 7) == 0 ? X264_THREADS : 1;
     c->flags |= AV_CODEC_FLAG_GLOBAL_HEADER | AV_CODEC_FLAG_BITEXACT;
     if (lossless)
         av_opt_set(c->priv_data, "qp", "0", 0);
