@@ -189,6 +189,30 @@ static void large_scores(void **state)
                                     .range = 30.0 });
 }
 
+/* Dense calls with so many rows at D 64 that the Hopper kernel takes tiles of 192: lengths around
+ * the edges of these tiles, and absent keys. */
+static void many_rows(void **state)
+{
+    static const int64_t size[][2] = { { 576, 130 }, { 577, 257 }, { 767, 64 }, { 600, 100 } };
+    static const int32_t kv_len[] = { 99, 0 };
+    (void)state;
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
+        const attention_case c = { .B = 2,
+                                   .Hq = 90,
+                                   .Hkv = 45,
+                                   .Nq = size[i][0],
+                                   .Nk = size[i][1],
+                                   .D = 64,
+                                   .dtype = i % 2 ? ESA_DTYPE_F16 : ESA_DTYPE_BF16,
+                                   .block_q = 128,
+                                   .block_k = 128,
+                                   .bsnd = (int32_t)(i % 2),
+                                   .density = -1.0,
+                                   .kv_len = i == 3 ? kv_len : NULL };
+        check_attention(&c, level_of, levels, 2);
+    }
+}
+
 /* Head dims and block sizes beside the fast ones, f32 at the fast ones. */
 static void others(void **state)
 {
@@ -318,6 +342,7 @@ int main(void)
         CASES(causal),
         CASES(orders),
         CASES(large_scores),
+        CASES(many_rows),
         CASES(others),
         cmocka_unit_test(same_bits),
         cmocka_unit_test(not_finite),

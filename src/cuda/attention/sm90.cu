@@ -21,7 +21,8 @@ bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *
     const auto make = [&](CUtensorMap *map, const view &x, int rows, int box_chunks) {
         return make_map(map, dev, a->dtype, x, a->D, rows, box_chunks);
     };
-    if (!make(&l->q, { a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, TILE_Q, chunks) ||
+    if (!make(&l->q, { a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, l->wide ? WIDE_TILE : TILE_Q,
+              chunks) ||
         !make(&l->k, { a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks) ||
         !make(&l->v, { a->v, a->v_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks))
         return false;
@@ -41,14 +42,21 @@ bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *
            make_means(&l->v_fine, job->v_fine, a->nk * a->fine, a->fine, 1);
 }
 
-// Without a mask there are no blocks, so rows are cut as the kernel likes.
-int64_t query_blocks(const esa_attn_args *a)
+// Wide tiles pay if there are several for each multiprocessor.
+bool wide_tiles(const esa_cuda_device *dev, const esa_attn_args *a)
 {
-    return a->count ? a->nq : ceil_div(a->Nq, (int64_t)TILE_Q);
+    return a->D == 64 && !a->count && !a->causal &&
+           a->B * a->Hq * (a->Nq / WIDE_TILE) >= 4 * dev->multiprocessors;
+}
+// Without a mask there are no blocks, so rows are cut as the kernel likes.
+int64_t query_blocks(const esa_attn_args *a, int tile = TILE_Q)
+{
+    return a->count ? a->nq : ceil_div(a->Nq, (int64_t)tile);
 }
 int64_t tiles_per_block(const esa_attn_args *a) { return a->count ? a->block_q / TILE_Q : 1; }
 
-kernel_args kernel_args_of(const attention_job *job)
+// tile: rows of a tile, TILE_Q or WIDE_TILE
+kernel_args kernel_args_of(const attention_job *job, int tile)
 {
     const esa_attn_args *a = &job->a;
     const bool tail = a->count && a->tail != ESA_TAIL_NONE;
@@ -64,7 +72,7 @@ kernel_args kernel_args_of(const attention_job *job)
     k.Nq = (int32_t)a->Nq, k.Nk = (int32_t)a->Nk;
     k.Bk = a->count ? a->block_k : STAGE_KEYS;
     k.Bk_log2 = k.Bk == 64 ? 6 : 7;
-    k.nq = (int32_t)query_blocks(a), k.nk = (int32_t)ceil_div(a->Nk, (int64_t)k.Bk);
+    k.nq = (int32_t)query_blocks(a, tile), k.nk = (int32_t)ceil_div(a->Nk, (int64_t)k.Bk);
     k.split = (int32_t)tiles_per_block(a);
     k.tiles = (int32_t)(a->B * a->Hq) * k.nq * k.split;
     k.cap = (int32_t)a->cap, k.mask_batch = (int32_t)a->mask_batch;
@@ -102,10 +110,12 @@ bool make_maps8(attn_launch *l, const esa_cuda_device *dev, const attention_job 
                                 make(&l->v_mean, x.v_mean, a->Hkv, x.nk_pad)));
 }
 
-attn_launch launch_of(const esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
+attn_launch launch_of(const esa_cuda_device *dev, const attention_job *job, int tile,
+                      cudaStream_t stream)
 {
     attn_launch l = {};
-    l.args = kernel_args_of(job);
+    l.args = kernel_args_of(job, tile);
+    l.wide = tile == WIDE_TILE;
     l.D = (int32_t)job->a.D;
     l.full = l.args.causal || l.args.stands || l.args.state_o;
     l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
@@ -149,7 +159,7 @@ bool sm90_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 
 esa_status sm90_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
 {
-    attn_launch l = launch_of(dev, job, stream);
+    attn_launch l = launch_of(dev, job, TILE_Q, stream);
     if (!make_maps8(&l, dev, job))
         return device_fail(dev, ESA_ERR_UNSUPPORTED, "the driver refused a tensor map of 8 bit");
     return device_check(dev,
@@ -167,7 +177,8 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 
 esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
 {
-    attn_launch l = launch_of(dev, job, stream);
+    const int tile = wide_tiles(dev, &job->a) ? WIDE_TILE : TILE_Q;
+    attn_launch l = launch_of(dev, job, tile, stream);
     if (!make_maps(&l, dev, job))
         return device_fail(dev, ESA_ERR_UNSUPPORTED,
                            "the driver refused a tensor map for q, k or v, whose strides are "

@@ -2,14 +2,15 @@
 // its shared memory.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tile is 128 query rows of one head. A team of two consumer warpgroups (64 query rows each) and
-// a producer warp takes one tile after the other. K and V come through a ring of equal stages of
-// 128 keys x D. A list block of 64 keys is half a stage, and a pooled tail adds stages of 128 block
-// means. A tail of levels also adds stages of 128 fine means, which helper warps gather. The order
-// of the ring is the order in which the consumers need it:
+// A tile is 128 query rows of one head, or 192 in dense calls at D = 64. A team of two or three
+// consumer warpgroups (64 query rows each) and a producer warp takes one tile after the other. K
+// and V come through a ring of equal stages of 128 keys x D. A list block of 64 keys is half a
+// stage, and a pooled tail adds stages of 128 block means. A tail of levels also adds stages of 128
+// fine means, which helper warps gather. The order of the ring is the order in which the consumers
+// need it:
 //
-//   D = 128, and 8 bit   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
-//   D = 64               K0 V0 K1 V1 ...
+//   D = 128, 8 bit, wide tiles   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
+//   D = 64                       K0 V0 K1 V1 ...
 //
 // Lists are walked from the last entry to the first. Blocks cut by kv_len or causality then come
 // first, and the rest is whole. If a stage is not simply 128 visible keys, the producer leaves a
@@ -21,9 +22,9 @@
 //
 // Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_gather.cuh (helper warps),
 // sm90_attn_softmax.cuh (logits to probabilities), sm90_attn_team.cuh (shared by both consumers),
-// sm90_attn_d128.cuh and sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its
-// launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor
-// maps).
+// sm90_attn_whole.cuh and sm90_attn_halves.cuh (main loops), sm90_attn_kernel.cuh (the kernel and
+// its launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs,
+// tensor maps).
 //
 // The 8-bit kernel shares the producer, the teams and the store. Its keys and values come from
 // quantise.cu. sm90_8bit.cuh has what is different.
@@ -36,10 +37,10 @@
 namespace sm90
 {
 
-constexpr int TILE_Q = 128;       // query rows per tile: two wgmma M of 64
-constexpr int STAGE_KEYS = 128;   // keys or means per ring stage
-constexpr int TEAM_CONSUMERS = 2; // warpgroups
-constexpr int SLIVER = 16;        // columns that justify a softmax of their own
+constexpr int TILE_Q = 128;     // query rows per tile: two wgmma M of 64
+constexpr int WIDE_TILE = 192;  // of dense calls at D = 64
+constexpr int STAGE_KEYS = 128; // keys or means per ring stage
+constexpr int SLIVER = 16;      // columns that justify a softmax of their own
 
 struct kernel_args {
     const int32_t *count;  // [mask_B][Hq][nq] or null: dense
@@ -89,7 +90,7 @@ struct attn_launch { // filled by sm90.cu
     kernel_args args;
     CUtensorMap q, k, v, k_mean, v_mean, k_fine, v_fine;
     int32_t D, blocks;
-    bool full;
+    bool full, wide; // wide: tiles of WIDE_TILE rows
     cudaStream_t stream;
 };
 struct tensor_maps { // those of attn_launch, as the kernel's parameters
@@ -104,16 +105,19 @@ template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 //
 // D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
-// other's waits.
+// other's waits. Dense calls at D = 64 have one wide tile: three consumers share K and V.
 //
 // BITS: of the elements in shared memory. With 8, a second accumulator takes what P and Q give.
-template <int D, int BITS = 16> struct block_shape {
-    static constexpr int TEAMS = D == 128 || BITS == 8 ? 1 : 2;
+// ROWS: of a tile.
+template <int D, int BITS = 16, int ROWS = TILE_Q> struct block_shape {
+    static constexpr bool WIDE = ROWS == WIDE_TILE;
+    static constexpr int TEAMS = D == 128 || BITS == 8 || WIDE ? 1 : 2;
+    static constexpr int TEAM_CONSUMERS = ROWS / 64; // warpgroups
     static constexpr int CONSUMERS = TEAMS * TEAM_CONSUMERS;
     static constexpr int HELPERS = 4 / TEAMS - 1; // per team
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int LAUNCH_REGS = 65536 / THREADS / 8 * 8;
-    static constexpr int CONSUMER_REGS = BITS == 8 ? 240 : D == 128 ? 232 : 112;
+    static constexpr int CONSUMER_REGS = BITS == 8 ? 240 : D == 128 ? 232 : WIDE ? 160 : 112;
     static constexpr int PRODUCER_REGS = LAUNCH_REGS * (CONSUMERS + 1) - CONSUMERS * CONSUMER_REGS;
     static_assert(PRODUCER_REGS >= 24 && PRODUCER_REGS % 8 == 0, "what setmaxnreg takes");
 };
@@ -204,35 +208,36 @@ template <int STAGES> struct ring_at {
     }
 };
 
-template <int D, int BITS = 16> struct smem_plan {
+template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_plan {
+    using shape = block_shape<D, BITS, ROWS>;
     // 16 bit: with Q the stages fill 224 KB at D = 128, and twice 112 KB at D = 64.
-    static constexpr int STAGES = BITS == 16 ? 6 : D == 128 ? 11 : 18;
+    static constexpr int STAGES = BITS == 8 ? (D == 128 ? 11 : 18) : shape::WIDE ? 12 : 6;
     using note = typename note_of<BITS>::type;
     using ring = ring_at<STAGES>;
     // Q, K and V tiles are alike: chunks of [128 rows][128 bytes], swizzled.
-    static constexpr int TILE_BYTES = 128 * D * BITS / 8;
+    static constexpr int TILE_BYTES = 128 * D * BITS / 8, Q_BYTES = ROWS * D * BITS / 8;
     static constexpr int CHUNK_BYTES = 128 * 128;
     // 8 bit: each stage ends with 8 rows of ones, so that P V also gives the sums of P.
     static constexpr int ONES_BYTES = BITS == 8 ? 8 * 128 : 0;
     static constexpr int STAGE_BYTES = TILE_BYTES + ONES_BYTES;
-    static constexpr int RING = TILE_BYTES; // after Q
+    static constexpr int RING = Q_BYTES;
     static constexpr int NOTES = RING + STAGES * STAGE_BYTES;
     // full[STAGES], empty[STAGES], q_full, q_empty
     static constexpr int BARS = NOTES + STAGES * (int)sizeof(note);
     static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
     static constexpr int FACTS = INFO + (int)sizeof(tile_info);
     static constexpr int DESKS = (FACTS + (int)sizeof(tile_facts) + 15) & ~15;
-    static constexpr int HELPERS = block_shape<D, BITS>::HELPERS;
+    static constexpr int HELPERS = shape::HELPERS;
     // ready[HELPERS], free[HELPERS]
     static constexpr int DESK_BARS = DESKS + HELPERS * (int)sizeof(gather_job);
     static constexpr int TEAM = (DESK_BARS + 8 * (2 * HELPERS) + 1023) & ~1023;
     // Room to align the base to a swizzle atom.
-    static constexpr int BLOCK = block_shape<D, BITS>::TEAMS * TEAM + 1024;
+    static constexpr int BLOCK = shape::TEAMS * TEAM + 1024;
     static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
 };
 
-template <int D, int BITS = 16> struct smem_view {
-    using plan = smem_plan<D, BITS>;
+template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_view {
+    using plan = smem_plan<D, BITS, ROWS>;
     static constexpr int STAGES = plan::STAGES;
     uint32_t base;
     typename plan::note *notes; // [STAGES]; those of value stages are unused
@@ -280,10 +285,10 @@ template <int D, int BITS = 16> struct smem_view {
     {
         for (int s = 0; s < STAGES; ++s) {
             mbar_init(full(s), 1);
-            mbar_init(empty(s), TEAM_CONSUMERS * 4); // one arrival per consumer warp
+            mbar_init(empty(s), plan::shape::TEAM_CONSUMERS * 4); // one arrival per consumer warp
         }
         mbar_init(q_full(), 1);
-        mbar_init(q_empty(), TEAM_CONSUMERS * 4);
+        mbar_init(q_empty(), plan::shape::TEAM_CONSUMERS * 4);
         for (int i = 0; FULL && i < plan::HELPERS; ++i) {
             mbar_init(desk_ready(i), 1);
             mbar_init(desk_free(i), 1);

@@ -1,4 +1,4 @@
-// sm90_attn_d64.cuh - the consumer for D = 64: half a stage (64 keys) per step.
+// sm90_attn_halves.cuh - the consumer of half a stage (64 keys) per step: D = 64.
 // SPDX-License-Identifier: Apache-2.0
 //
 // S and P need half the registers, so two teams fit on a multiprocessor. Four warpgroups instead of
@@ -10,7 +10,7 @@
 namespace sm90
 {
 
-template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
+template <class T, bool FULL> struct consumer_halves : team_member<64, FULL> {
     static constexpr int D = 64;
     static constexpr int HALF = 64 * 128 >> 4; // 64 rows further, in descriptor units
     using base = team_member<D, FULL>;

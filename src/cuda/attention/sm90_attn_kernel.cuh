@@ -6,22 +6,22 @@
 // to 5 % faster).
 #pragma once
 
-#include "cuda/attention/sm90_attn_d128.cuh"
-#include "cuda/attention/sm90_attn_d64.cuh"
+#include "cuda/attention/sm90_attn_halves.cuh"
 #include "cuda/attention/sm90_attn_produce.cuh"
+#include "cuda/attention/sm90_attn_whole.cuh"
 
 namespace sm90
 {
 
-template <class T, int D, bool FULL> struct consumer_of {
-    using type = consumer_d64<T, FULL>;
+template <class T, int D, bool FULL, int ROWS> struct consumer_of {
+    using type = consumer_whole<T, D, FULL, ROWS>;
 };
-template <class T, bool FULL> struct consumer_of<T, 128, FULL> {
-    using type = consumer_d128<T, FULL>;
+template <class T, bool FULL> struct consumer_of<T, 64, FULL, TILE_Q> {
+    using type = consumer_halves<T, FULL>;
 };
 
-template <class T, int D, bool FULL>
-__global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
+template <class T, int D, bool FULL, int ROWS>
+__global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
     attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
                 const __grid_constant__ CUtensorMap k_mean,
@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
                 const __grid_constant__ CUtensorMap k_fine,
                 const __grid_constant__ CUtensorMap v_fine)
 {
-    using S = block_shape<D>;
+    using S = block_shape<D, 16, ROWS>;
     extern __shared__ unsigned char raw[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool produces = warp >= 4 * S::CONSUMERS;
     // Producer warps from TEAMS on are helpers.
-    const int team = produces ? warp - 4 * S::CONSUMERS : warp / (4 * TEAM_CONSUMERS);
-    const smem_view<D> sm(raw, team);
+    const int team = produces ? warp - 4 * S::CONSUMERS : warp / (4 * S::TEAM_CONSUMERS);
+    const smem_view<D, 16, ROWS> sm(raw, team);
 
     if (produces && team < S::TEAMS && lane == 0) sm.template init_barriers<FULL>();
     if (threadIdx.x == 0) tma_prefetch_map(&qm), tma_prefetch_map(&km), tma_prefetch_map(&vm);
@@ -44,9 +44,10 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
     if (produces) {
         regs_lower<S::PRODUCER_REGS>();
         const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, &k_fine, &v_fine };
-        if (team < S::TEAMS)
-            producer<D, FULL>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
-        else if (FULL && a.fine_columns) {
+        if (team < S::TEAMS) {
+            producer<D, FULL, 16, ROWS>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
+        } else if constexpr (FULL) {
+            if (!a.fine_columns) return;
             const smem_view<D> helped(raw, team % S::TEAMS);
             help(helped, team / S::TEAMS - 1, lane, [&](const gather_job &job) {
                 gather<D>(a, job.values ? &v_fine : &k_fine, helped, job, lane);
@@ -54,24 +55,27 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
         }
     } else {
         regs_raise<S::CONSUMER_REGS>();
-        typename consumer_of<T, D, FULL>::type c(a, sm, team, warp % (4 * TEAM_CONSUMERS), lane);
+        typename consumer_of<T, D, FULL, ROWS>::type c(a, sm, team, warp % (4 * S::TEAM_CONSUMERS),
+                                                       lane);
         consume<T, D>(c);
     }
 }
 
-template <class T, int D, bool FULL> static cudaError_t launch(const attn_launch &l)
+template <class T, int D, bool FULL, int ROWS = TILE_Q>
+static cudaError_t launch(const attn_launch &l)
 {
-    constexpr int bytes = smem_plan<D>::BLOCK;
-    const cudaError_t e = cudaFuncSetAttribute(attn_kernel<T, D, FULL>,
+    constexpr int bytes = smem_plan<D, 16, ROWS>::BLOCK;
+    const cudaError_t e = cudaFuncSetAttribute(attn_kernel<T, D, FULL, ROWS>,
                                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e != cudaSuccess) return e;
-    attn_kernel<T, D, FULL><<<l.blocks, block_shape<D>::THREADS, bytes, l.stream>>>(
+    attn_kernel<T, D, FULL, ROWS><<<l.blocks, block_shape<D, 16, ROWS>::THREADS, bytes, l.stream>>>(
         l.args, l.q, l.k, l.v, l.k_mean, l.v_mean, l.k_fine, l.v_fine);
     return cudaGetLastError();
 }
 
 template <class T> cudaError_t attn_run(const attn_launch &l)
 {
+    if (l.wide) return launch<T, 64, false, WIDE_TILE>(l);
     if (l.D == 128) return l.full ? launch<T, 128, true>(l) : launch<T, 128, false>(l);
     return l.full ? launch<T, 64, true>(l) : launch<T, 64, false>(l);
 }

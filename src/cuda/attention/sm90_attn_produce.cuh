@@ -30,12 +30,12 @@ DEV uint32_t first_columns(int n, int w)
     return n >= 32 * w + 32 ? ~0u : n <= 32 * w ? 0u : (1u << (n - 32 * w)) - 1;
 }
 
-template <int D, bool FULL, int BITS = 16> struct producer {
-    using plan = smem_plan<D, BITS>;
-    static constexpr bool VALUES_FOLLOW = D == 64 && BITS == 16; // the ring's order
+template <int D, bool FULL, int BITS = 16, int ROWS = TILE_Q> struct producer {
+    using plan = smem_plan<D, BITS, ROWS>;
+    static constexpr bool VALUES_FOLLOW = plan::shape::TEAMS == 2; // the ring's order
     const kernel_args &a;
     const tensor_maps &map;
-    const smem_view<D, BITS> &sm;
+    const smem_view<D, BITS, ROWS> &sm;
     const int lane;
     typename plan::ring ring;
 
@@ -54,7 +54,7 @@ template <int D, bool FULL, int BITS = 16> struct producer {
     };
 
     __device__ __forceinline__ producer(const kernel_args &a, const tensor_maps &map,
-                                        const smem_view<D, BITS> &sm, int lane)
+                                        const smem_view<D, BITS, ROWS> &sm, int lane)
         : a(a), map(map), sm(sm), lane(lane)
     {
     }
@@ -248,9 +248,11 @@ template <int D, bool FULL, int BITS = 16> struct producer {
     __device__ __forceinline__ void fill(const CUtensorMap *from, const CUtensorMap *from_means,
                                          bool values, const stage_source &s) const
     {
-        if (s.fine()) {
-            gather_queue<D, BITS>::ask(sm, values, s.block[0], ring.stage);
-            return;
+        if constexpr (FULL) {
+            if (s.fine()) {
+                gather_queue<D, BITS>::ask(sm, values, s.block[0], ring.stage);
+                return;
+            }
         }
         const uint32_t bar = sm.full(ring.stage), dst = sm.stage(ring.stage);
         const int h = sm.facts->h, b = sm.facts->b;
@@ -296,7 +298,7 @@ template <int D, bool FULL, int BITS = 16> struct producer {
             sm.facts->q_phase ^= 1;
             *sm.info = t;
             if (t.n > 0) {
-                mbar_arrive_tx(sm.q_full(), plan::TILE_BYTES);
+                mbar_arrive_tx(sm.q_full(), plan::Q_BYTES);
                 tma_load(sm.q(), map.q, sm.q_full(), t.q0, 0, t.bh % a.Hq, sm.facts->b,
                          L2_EVICT_FIRST);
             } else {
@@ -309,7 +311,7 @@ template <int D, bool FULL, int BITS = 16> struct producer {
     {
         const int turn = item / a.split, bh = turn / a.nq, rank = turn - bh * a.nq;
         const int r = a.order ? a.order[turn] : FULL && a.causal ? a.nq - 1 - rank : rank;
-        const int q0 = (r * a.split + item % a.split) * TILE_Q;
+        const int q0 = (r * a.split + item % a.split) * ROWS;
         if (lane == 0) {
             const int b = bh / a.Hq, q_head = bh - b * a.Hq;
             sm.facts->row = bh * a.nq + r;
@@ -324,7 +326,7 @@ template <int D, bool FULL, int BITS = 16> struct producer {
         __syncwarp();
         // Keys that some row of the tile sees. A cut query block may have tiles past the end.
         int seen = keys();
-        if (FULL && a.causal) seen = max(0, min(seen, min(q0 + TILE_Q, a.Nq) + a.shift));
+        if (FULL && a.causal) seen = max(0, min(seen, min(q0 + ROWS, a.Nq) + a.shift));
         if (q0 >= a.Nq) seen = 0;
         const int bound = (seen + a.Bk - 1) >> a.Bk_log2;
         blocks = bound;
@@ -366,14 +368,16 @@ template <int D, bool FULL, int BITS = 16> struct producer {
         }
         while (item < a.tiles) {
             tile(item);
-            if (lane == 0) item = gridDim.x * block_shape<D, BITS>::TEAMS + atomicAdd(a.next, 1);
+            if (lane == 0) item = gridDim.x * plan::shape::TEAMS + atomicAdd(a.next, 1);
             item = __shfl_sync(~0u, item, 0); // the warp has finished with the facts
         }
         if (lane == 0) {
             mbar_wait(sm.q_empty(), sm.facts->q_phase);
             sm.info->n = -1;
             mbar_arrive(sm.q_full());
-            if (FULL && a.fine_columns) gather_queue<D, BITS>::close(sm);
+            if constexpr (FULL) {
+                if (a.fine_columns) gather_queue<D, BITS>::close(sm);
+            }
         }
     }
 };

@@ -30,12 +30,12 @@ DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
 // Writes O / l and LSE of the two rows of this thread. A sum of 0 (no visible key) stores 0 and LSE
 // -inf. Rows are computed again from threadIdx, because registers would stay in use through the
 // main loop.
-template <class T, int D>
+template <class T, int D, int ROWS = TILE_Q>
 DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
                     const float (&l)[2], const float (&m)[2])
 {
     const int lane = threadIdx.x % 32, quad = lane % 4;
-    const int row = t.q0 + 16 * (threadIdx.x / 32 % (4 * TEAM_CONSUMERS)) + lane / 4;
+    const int row = t.q0 + 16 * (threadIdx.x / 32 % (ROWS / 16)) + lane / 4;
     const int64_t b = t.bh / a.Hq, h = t.bh % a.Hq;
     T *const head = (T *)a.o + b * a.o_stride[0] + h * a.o_stride[1];
 #pragma unroll
@@ -72,18 +72,19 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
     }
 }
 
-template <int D, bool FULL> struct team_member {
-    using plan = smem_plan<D>;
+template <int D, bool FULL, int ROWS = TILE_Q> struct team_member {
+    static constexpr int TILE_ROWS = ROWS;
+    using plan = smem_plan<D, 16, ROWS>;
     using ring_pos = typename plan::ring;
     const kernel_args &a;
-    const smem_view<D> &sm;
+    const smem_view<D, 16, ROWS> &sm;
     const int team, wg, warp, lane; // wg: warpgroup of the team; warp: of the warpgroup
     ring_pos ring;
     float o[D / 2];
-    softmax_rows<D == 128> soft;
+    softmax_rows<plan::shape::TEAMS == 1> soft;
 
-    __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D> &sm, int team,
-                                           int warp, int lane)
+    __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D, 16, ROWS> &sm,
+                                           int team, int warp, int lane)
         : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane)
     {
     }
@@ -108,7 +109,7 @@ template <int D, bool FULL> struct team_member {
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
         if (!FULL || !a.state_o || t.q0 >= a.Nq) return;
-        const int64_t row = (int64_t)t.bh * a.nq + t.q0 / (TILE_Q * a.split);
+        const int64_t row = (int64_t)t.bh * a.nq + t.q0 / (ROWS * a.split);
         const float l = a.state_l[row];
         soft.init(fmaxf(a.state_m[row] * a.from_log2, a.floor), lane % 4 == 0 ? l : 0.0f);
         const float2 *const from = (const float2 *)(a.state_o + row * D) + lane % 4;
@@ -134,7 +135,7 @@ template <int D, bool FULL> struct team_member {
                                  make_uint4(0, 0, 0, 0));
         }
         proxy_fence();
-        named_sync(1 + TEAM_CONSUMERS * team + wg, 128);
+        named_sync(1 + plan::shape::TEAM_CONSUMERS * team + wg, 128);
     }
 
     // Applies the note of key stage k (of the NOTES that can occur) to s, which holds N / 32 halves
@@ -175,7 +176,7 @@ template <class T, int D, class C> DEV void consume(C &c)
             __syncwarp(); // all lanes have read the tile
             c.release(c.sm.q_empty());
         }
-        store_tile<T, D>(c.a, t, c.o, c.soft.l, c.soft.m);
+        store_tile<T, D, C::TILE_ROWS>(c.a, t, c.o, c.soft.l, c.soft.m);
     }
 }
 

@@ -1,4 +1,5 @@
-// sm90_attn_d128.cuh - the consumer for D = 128: a whole stage (128 keys) per step, Q in registers.
+// sm90_attn_whole.cuh - the consumer of a whole stage (128 keys) per step: D = 128, and dense calls
+// at D = 64.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,21 +8,21 @@
 namespace sm90
 {
 
-template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
-    static constexpr int D = 128;
-    using base = team_member<D, FULL>;
+template <class T, int D, bool FULL, int ROWS> struct consumer_whole : team_member<D, FULL, ROWS> {
+    // Q in registers takes a third less shared-memory traffic than reading it for every product.
+    static constexpr bool Q_REGS = D == 128;
+    using base = team_member<D, FULL, ROWS>;
     using base::lane;
     using base::o;
     using base::release;
     using base::ring;
     using base::sm;
     using base::soft;
-    using plan = smem_plan<D>;
+    using plan = typename base::plan;
     using ring_pos = typename plan::ring;
     float s[64];    // logits, then P, of the current stage
     uint32_t p[32]; // P of the stage in flight, 16-bit A fragments
-    // Takes a third less shared-memory traffic than reading Q for every product.
-    uint32_t q[D / 4];
+    uint32_t q[Q_REGS ? D / 4 : 1];
 
     using base::base;
 
@@ -45,10 +46,17 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
             const uint32_t off = (i / 4) * (plan::CHUNK_BYTES >> 4) + (i % 4) * 2;
-            if (i == 0)
+            if constexpr (!Q_REGS) {
+                const uint64_t q_desc = wgmma_desc(sm.q() + base::wg * 64 * 128, 16, 1024);
+                if (i == 0)
+                    wgmma_ss_kmajor<T, false>(s, q_desc, k_desc);
+                else
+                    wgmma_ss_kmajor<T, true>(s, q_desc + off, k_desc + off);
+            } else if (i == 0) {
                 wgmma_rs_kmajor<T, false>(s, q, k_desc);
-            else
+            } else {
                 wgmma_rs_kmajor<T, true>(s, q + 4 * i, k_desc + off);
+            }
         }
         wgmma_commit();
     }
@@ -135,7 +143,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
 
     __device__ __forceinline__ void keys(const tile_info &t, float scale_log2)
     {
-        load_q();
+        if (Q_REGS) load_q();
         first(t.n == 1, scale_log2);
         int j = 1;
         if constexpr (FULL)
@@ -144,6 +152,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         for (const int end = FULL ? t.listed : t.n; j < end; ++j) next<0>(j + 1 == t.n, scale_log2);
         if constexpr (FULL)
             for (; j < t.n; ++j) next<NOTES_MEANS>(j + 1 == t.n, scale_log2);
+        if (!Q_REGS) release(sm.q_empty());
         drain();
     }
 };
