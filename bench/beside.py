@@ -5,11 +5,11 @@
     PYTHONPATH=python ESA_LIB=build-cuda/libesa.so bench/beside.py --esa build-cuda/esa --shapes wan-1.3b-720p
 
 A hot card is slower than a cold one, and no two cards are equal. So both sides run on one GPU in one command and take
-turns: diffusers dense and the engine dense, then diffusers with esa and the engine at the same budget, in bf16 and with
-each --linear. diffusers' blocks are compiled, one graph each, with cuDNN's attention. All processes of a kind start,
-compile and warm up one after the other before the first turn, and each keeps its model on the GPU until the last. A
-turn of diffusers is one forward, a turn of the engine --steps of them. Medians count, and a ratio is our time over that
-of compiled diffusers. Layer 0 stays dense on both sides."""
+turns: first diffusers dense and the engine dense in bf16, then diffusers with esa and the engine at the same budget
+with each type of --linear. diffusers' blocks are compiled, one graph each, with cuDNN's attention. Before the first
+dense turn, and again before the first sparse one, the processes start, compile and warm up one after the other. Each
+keeps its model on the GPU until its last turn. A turn of diffusers is one forward, a turn of the engine is --steps
+forwards. Medians count, and a ratio is our time over that of compiled diffusers. Layer 0 stays dense on both sides."""
 import argparse
 import json
 import os
