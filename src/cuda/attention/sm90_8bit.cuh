@@ -7,8 +7,9 @@
 //   - A stage of keys has one scale, and so has a row of q. Logits are integers times both.
 //   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
 //   - Hopper keeps about 14 bits when it adds 8-bit products. So P V adds up in a second
-//     accumulator t, for SUM_STAGES stages at most, and then o takes t in f32. It also does so when
-//     a maximum grows: then o gets the factor, and t starts again from 0.
+//     accumulator t, for SUM_STAGES stages at most; then o takes t in f32, and t starts again from
+//     0. o also takes t when a maximum grows. The factor of that growth is due when o takes t the
+//     next time.
 //   - A thread compares the logits of its own columns with the maximum so far. The warp exchanges
 //     maxima only if a thread saw a larger one.
 //   - The stage of values ends with rows of ones. So the product also gives the sums of the rounded

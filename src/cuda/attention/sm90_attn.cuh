@@ -2,12 +2,12 @@
 // its shared memory.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tile is 128 query rows of one head, or 192 in dense calls at D = 64. A team of two or three
-// consumer warpgroups (64 query rows each) and a producer warp takes one tile after the other. K
-// and V come through a ring of equal stages of 128 keys x D. A list block of 64 keys is half a
-// stage, and a pooled tail adds stages of 128 block means. A tail of levels also adds stages of 128
-// fine means, which helper warps gather. The order of the ring is the order in which the consumers
-// need it:
+// A tile is 128 query rows of one head. Large dense calls at D = 64 that are not causal have wide
+// tiles of 192 rows. A team of two or three consumer warpgroups (64 query rows each) and a producer
+// warp takes one tile after the other. K and V come through a ring of equal stages of 128 keys x D.
+// A list block of 64 keys is half a stage, and a pooled tail adds stages of 128 block means. A tail
+// of levels also adds stages of 128 fine means, which helper warps gather. The order of the ring is
+// the order in which the consumers need it:
 //
 //   D = 128, 8 bit, wide tiles   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
 //   D = 64                       K0 V0 K1 V1 ...
@@ -26,8 +26,8 @@
 // its launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs,
 // tensor maps).
 //
-// The 8-bit kernel shares the producer, the teams and the store. Its keys and values come from
-// quantise.cu. sm90_8bit.cuh has what is different.
+// The 8-bit kernel shares the producer and the store. Its queries, keys and values come from
+// sm90_quantise.cu. sm90_8bit.cuh has what is different.
 #pragma once
 
 #include "cuda/attention/attention.cuh"
@@ -38,7 +38,7 @@ namespace sm90
 {
 
 constexpr int TILE_Q = 128;     // query rows per tile: two wgmma M of 64
-constexpr int WIDE_TILE = 192;  // of dense calls at D = 64
+constexpr int WIDE_TILE = 192;  // the same of wide tiles
 constexpr int STAGE_KEYS = 128; // keys or means per ring stage
 constexpr int SLIVER = 16;      // columns that justify a softmax of their own
 
@@ -56,10 +56,10 @@ struct kernel_args {
     float *lse;                         // or null
     int64_t o_stride[3], lse_stride[3]; // B, H, N
     int32_t Hq, group;                  // group: query heads per kv head
-    int32_t Nq, Nk, nq, nk;             // nq, nk: blocks; dense: of 128 rows and keys
+    int32_t Nq, Nk, nq, nk;             // nq, nk: blocks; dense: tiles and stages
     int32_t Bk, Bk_log2;
     int32_t cap, mask_batch;
-    int32_t split;     // tiles per query block: Bq / 128
+    int32_t split;     // tiles per query block: Bq / 128; dense: 1
     int32_t tiles;     // B * Hq * nq * split
     int32_t o_vectors; // rows of o may be stored in pieces of 16 bytes
     float scale;
@@ -105,7 +105,7 @@ template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 //
 // D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
-// other's waits. Dense calls at D = 64 have one wide tile: three consumers share K and V.
+// other's waits. There is one wide tile at a time, and its three consumers share K and V.
 //
 // BITS: of the elements in shared memory. With 8, a second accumulator takes what P and Q give.
 // ROWS: of a tile.
@@ -210,11 +210,12 @@ template <int STAGES> struct ring_at {
 
 template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_plan {
     using shape = block_shape<D, BITS, ROWS>;
-    // 16 bit: with Q the stages fill 224 KB at D = 128, and twice 112 KB at D = 64.
+    // 16 bit: with Q the stages fill 224 KB at D = 128, twice 112 KB at D = 64, and 216 KB with
+    // wide tiles.
     static constexpr int STAGES = BITS == 8 ? (D == 128 ? 11 : 18) : shape::WIDE ? 12 : 6;
     using note = typename note_of<BITS>::type;
     using ring = ring_at<STAGES>;
-    // Q, K and V tiles are alike: chunks of [128 rows][128 bytes], swizzled.
+    // Q, K and V tiles are alike: swizzled chunks of 128 bytes of each row. K and V have 128 rows.
     static constexpr int TILE_BYTES = 128 * D * BITS / 8, Q_BYTES = ROWS * D * BITS / 8;
     static constexpr int CHUNK_BYTES = 128 * 128;
     // 8 bit: each stage ends with 8 rows of ones, so that P V also gives the sums of P.

@@ -1,4 +1,5 @@
-// sm90_attn_halves.cuh - the consumer of half a stage (64 keys) per step: D = 64.
+// sm90_attn_halves.cuh - the consumer of half a stage (64 keys) per step: D = 64, tiles of 128
+// rows.
 // SPDX-License-Identifier: Apache-2.0
 //
 // S and P need half the registers, so two teams fit on a multiprocessor. Four warpgroups instead of

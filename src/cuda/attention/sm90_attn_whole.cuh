@@ -1,5 +1,5 @@
-// sm90_attn_whole.cuh - the consumer of a whole stage (128 keys) per step: D = 128, and dense calls
-// at D = 64.
+// sm90_attn_whole.cuh - the consumer of a whole stage (128 keys) per step: D = 128, and wide
+// tiles at D = 64.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
