@@ -1,4 +1,4 @@
-// sm90_8bit.cu - the launch of the 8-bit Hopper kernels.
+// sm90_8bit.cu - the launch of the 8-bit Hopper kernels: D 128.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/sm90_8bit.cuh"
 
@@ -18,8 +18,7 @@ template <class T, int D, bool FULL> static cudaError_t launch8(const attn_launc
 
 template <class T> cudaError_t attn8_run(const attn_launch &l)
 {
-    if (l.D == 128) return l.full ? launch8<T, 128, true>(l) : launch8<T, 128, false>(l);
-    return l.full ? launch8<T, 64, true>(l) : launch8<T, 64, false>(l);
+    return l.full ? launch8<T, 128, true>(l) : launch8<T, 128, false>(l);
 }
 
 template cudaError_t attn8_run<bf16>(const attn_launch &l);
