@@ -157,20 +157,3 @@ struct half_consumer {
         }
     }
 };
-
-__global__ void __launch_bounds__(384, 1)
-    halves_kernel(const __grid_constant__ args a, const __grid_constant__ CUtensorMap qm,
-                  const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
-{
-    extern __shared__ unsigned char raw[];
-    const memory_view mem(raw);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    mem.begin();
-    if (warp >= 8) {
-        regs_lower<24>();
-        if (warp == 8 && lane == 0) produce(a, mem, &qm, &km, &vm);
-    } else {
-        regs_raise<240>();
-        half_consumer(a, mem, warp, lane).run();
-    }
-}

@@ -193,7 +193,7 @@ template <bool INT8> static void time_version(problem &p, const char *name, kern
 #if HEAD == 128
 template <class V> static void time_whole(problem &p, const char *name)
 {
-    time_version<V::INT8>(p, name, whole_kernel<V>);
+    time_version<V::INT8>(p, name, attention_kernel<consumer<V>>);
 }
 
 #endif
@@ -223,12 +223,12 @@ int main(int argc, char **argv)
         time_whole<version<1, 1, 1, 0, 0, 1, 0>>(p, "v6 Q in shared memory, wait held back");
         time_whole<version<1, 1, 1, 0, 1, 1, 0>>(p, "v6 with Q in registers");
         time_whole<version<1, 1, 1, 2, 0, 1, 0>>(p, "v6 in turns");
-        time_version<true>(p, "v7 halves of 64 keys", halves_kernel);
+        time_version<true>(p, "v7 halves of 64 keys", attention_kernel<half_consumer>);
 #endif
-        time_version<true>(p, "v8 o takes t after 1 stages", rare_kernel<1>);
-        time_version<true>(p, "v8 o takes t after 2 stages", rare_kernel<2>);
-        time_version<true>(p, "v8 o takes t after 4 stages", rare_kernel<4>);
-        time_version<true>(p, "v8 o takes t after 8 stages", rare_kernel<8>);
-        time_version<true>(p, "v8 o takes t after 16 stages", rare_kernel<16>);
+        time_version<true>(p, "v8 o takes t after 1 stages", attention_kernel<rare_consumer<1>>);
+        time_version<true>(p, "v8 o takes t after 2 stages", attention_kernel<rare_consumer<2>>);
+        time_version<true>(p, "v8 o takes t after 4 stages", attention_kernel<rare_consumer<4>>);
+        time_version<true>(p, "v8 o takes t after 8 stages", attention_kernel<rare_consumer<8>>);
+        time_version<true>(p, "v8 o takes t after 16 stages", attention_kernel<rare_consumer<16>>);
     }
 }

@@ -1,4 +1,5 @@
-// parts.cuh - what all versions share: parameters, shared memory, the producer, the store.
+// parts.cuh - what all versions share: parameters, shared memory, the producer, the store, the
+// kernel around a consumer.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Dense attention of one batch entry, D = HEAD: 128 or 64. A tile is 128 query rows; two warpgroups
@@ -56,6 +57,18 @@ DEV uint32_t pack_e4m3(float a, float b, float c, float d)
         : "=r"(r)
         : "f"(a), "f"(b), "f"(c), "f"(d));
     return r;
+}
+
+// ptxas moves the wait for P V up, in front of the exponentials, unless a branch stands between
+// them. bits: of some P. P is never negative, so this branch is never taken.
+DEV void hold(int bits)
+{
+    asm volatile("{.reg .pred mine, any;\n"
+                 "HOLD:\n"
+                 "setp.eq.s32 mine, %0, 0x80000001;\n"
+                 "vote.sync.any.pred any, mine, -1;\n"
+                 "@any bra.uni HOLD;}" ::"r"(bits)
+                 : "memory");
 }
 
 // 2^z on the multipliers, for a part of the logits. Three mantissa bits are all P keeps.
@@ -178,5 +191,24 @@ DEV void store(const args &a, int tile, int wg, const float (&o)[N], const float
             *(__nv_bfloat162 *)(to + d) = __floats2bfloat162_rn(
                 o[4 * c + 2 * r] * inv * s[0] + z[0], o[4 * c + 2 * r + 1] * inv * s[1] + z[1]);
         }
+    }
+}
+
+// C: the consumer of a version.
+template <class C>
+__global__ void __launch_bounds__(384, 1)
+    attention_kernel(const __grid_constant__ args a, const __grid_constant__ CUtensorMap qm,
+                     const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
+{
+    extern __shared__ unsigned char raw[];
+    const memory_view mem(raw);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    mem.begin();
+    if (warp >= 8) {
+        regs_lower<24>();
+        if (warp == 8 && lane == 0) produce(a, mem, &qm, &km, &vm);
+    } else {
+        regs_raise<240>();
+        C(a, mem, warp, lane).run();
     }
 }

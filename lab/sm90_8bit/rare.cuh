@@ -91,16 +91,6 @@ template <int FLUSH> struct rare_consumer {
                              __int_as_float(s[at + 4]), __int_as_float(s[at + 5]));
         }
     }
-    // P is never negative, so this never waits. It keeps the wait for P V behind the exponentials.
-    __device__ __forceinline__ void hold()
-    {
-        asm volatile("{.reg .pred mine, any;\n"
-                     "HOLD:\n"
-                     "setp.eq.s32 mine, %0, 0x80000001;\n"
-                     "vote.sync.any.pred any, mine, -1;\n"
-                     "@any bra.uni HOLD;}" ::"r"(s[60] | s[61] | s[62] | s[63])
-                     : "memory");
-    }
     __device__ __forceinline__ void next(float f)
     {
         mbar_wait(mem.k_full(kr.stage), kr.phase);
@@ -117,7 +107,7 @@ template <int FLUSH> struct rare_consumer {
         release(mem.k_empty(kr.stage));
         kr.step();
         softmax(f);
-        hold();
+        hold(s[60] | s[61] | s[62] | s[63]);
         wgmma_wait<0>();
         wgmma_pin(t), wgmma_pin(p);
         release(mem.v_empty(vr.stage));
@@ -165,21 +155,3 @@ template <int FLUSH> struct rare_consumer {
         }
     }
 };
-
-template <int FLUSH>
-__global__ void __launch_bounds__(384, 1)
-    rare_kernel(const __grid_constant__ args a, const __grid_constant__ CUtensorMap qm,
-                const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
-{
-    extern __shared__ unsigned char raw[];
-    const memory_view mem(raw);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    mem.begin();
-    if (warp >= 8) {
-        regs_lower<24>();
-        if (warp == 8 && lane == 0) produce(a, mem, &qm, &km, &vm);
-    } else {
-        regs_raise<240>();
-        rare_consumer<FLUSH>(a, mem, warp, lane).run();
-    }
-}

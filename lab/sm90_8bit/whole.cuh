@@ -125,19 +125,6 @@ template <class V> struct consumer {
             if (!V::ONES) l[i / 2 % 2] += x[i];
         }
     }
-    // P is never negative, so this never waits.
-    __device__ __forceinline__ void hold()
-    {
-        if (!V::HOLD) return;
-        const int bits = __float_as_int(x[60]) | __float_as_int(x[61]) | __float_as_int(x[62]) |
-                         __float_as_int(x[63]);
-        asm volatile("{.reg .pred mine, any;\n"
-                     "HOLD:\n"
-                     "setp.eq.s32 mine, %0, 0x80000001;\n"
-                     "vote.sync.any.pred any, mine, -1;\n"
-                     "@any bra.uni HOLD;}" ::"r"(bits)
-                     : "memory");
-    }
     __device__ __forceinline__ void merge()
     {
         if constexpr (V::TWO) {
@@ -195,7 +182,9 @@ template <class V> struct consumer {
         release(mem.k_empty(kr.stage));
         kr.step();
         softmax(f);
-        hold();
+        if (V::HOLD)
+            hold(__float_as_int(x[60]) | __float_as_int(x[61]) | __float_as_int(x[62]) |
+                 __float_as_int(x[63]));
         wgmma_wait<0>();
         pin_sums();
         release(mem.v_empty(vr.stage));
@@ -245,21 +234,3 @@ template <class V> struct consumer {
         }
     }
 };
-
-template <class V>
-__global__ void __launch_bounds__(384, 1)
-    whole_kernel(const __grid_constant__ args a, const __grid_constant__ CUtensorMap qm,
-                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
-{
-    extern __shared__ unsigned char raw[];
-    const memory_view mem(raw);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    mem.begin();
-    if (warp >= 8) {
-        regs_lower<24>();
-        if (warp == 8 && lane == 0) produce(a, mem, &qm, &km, &vm);
-    } else {
-        regs_raise<240>();
-        consumer<V>(a, mem, warp, lane).run();
-    }
-}
