@@ -9,6 +9,7 @@ output in float32. They differ in what is rounded how:
     q       int8, a scale per query                    int8, a scale per thread: the rows of one residue modulo 8 of 32
     k       minus its mean; int8, per block of 128     minus its mean; int8, per thread: pairs of one residue of 64
     v       minus its mean; E4M3, a scale per channel  E4M3, a scale per channel
+    result  gets that mean, and the mean error of v    as it is
     sum     of the rounded P                           of P as it is
     tiles   128 keys, last to first                    64 keys, first to last
 
@@ -83,10 +84,11 @@ def ours(q, k, v, scale=None, lse=False):
     largest = (v - cv).abs().amax(1, keepdim=True)
     s_v = torch.where(largest > 0, largest / TOP, torch.ones(()))
     v8 = e4m3((v - cv) * (1.0 / s_v))
+    added = cv + ((v - cv) - v8 * s_v).double().mean(1, keepdim=True).float()
     factor = s_q * (scale * math.log2(math.e))
     tiles = [slice(at, min(tokens, at + ROWS)) for at in reversed(range(0, tokens, ROWS))]
     out, log = online(lambda t: (q8 @ k8[:, t].transpose(1, 2)) * (factor * s_k[:, t].transpose(1, 2)), v8, tiles, True)
-    out = out * s_v + cv
+    out = out * s_v + added
     if not lse:
         return out
     return out, math.log(2) * log[..., 0] + scale * (q * ck).sum(-1)

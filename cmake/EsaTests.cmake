@@ -77,6 +77,7 @@ file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 # Tests of libesa_video stand in EsaVideoTests.cmake.
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")
 list(FILTER tests EXCLUDE REGEX "/test_blas\\.c$") # below, with the libraries it opens
+list(FILTER tests EXCLUDE REGEX "/test_gpu_rounding\\.c$") # below, with kernels
 list(FILTER common EXCLUDE REGEX "/on_gpu(_calls)?\\.c$")
 esa_isa_flags(common)
 if(ESA_SANITIZE)
@@ -129,12 +130,30 @@ foreach(source ${tests})
   add_test(NAME ${folder}.${name} COMMAND ${name})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()
+# One step of 8-bit attention alone. It launches kernels of the plugin itself, so it runs on GPUs only.
+set(gpu_tests ${ESA_GPU_TESTS})
+if(TARGET esa_cuda)
+  esa_cuda_objects(rounding_sm90 "90a-real" tests/cuda/rounding_sm90.cu)
+  esa_cuda_objects(rounding_any "80-real;90-real;80-virtual" tests/cuda/rounding_sm80.cu)
+  target_include_directories(rounding_sm90 PRIVATE tests)
+  target_include_directories(rounding_any PRIVATE tests)
+  add_executable(test_gpu_rounding tests/cuda/test_gpu_rounding.c $<TARGET_OBJECTS:rounding_sm90>
+                 $<TARGET_OBJECTS:rounding_any>)
+  esa_brief_settings(test_gpu_rounding)
+  target_include_directories(test_gpu_rounding PRIVATE tests src include)
+  target_link_libraries(test_gpu_rounding PRIVATE esa_test_common esa_static esa_cmocka m)
+  set_target_properties(test_gpu_rounding PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static
+                        CUDA_ARCHITECTURES OFF BUILD_RPATH "$ORIGIN/../lib"
+                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  list(APPEND names test_gpu_rounding)
+  list(APPEND gpu_tests test_gpu_rounding)
+endif()
 # Under emulation it takes longer than all others together.
 set_tests_properties(api.test_attention PROPERTIES COST 100)
 # What `make bundle` packs, and what also runs on a GPU.
 string(REPLACE ";" "\n" lines "${names}")
 file(CONFIGURE OUTPUT tests/core_tests.txt CONTENT "${lines}\n")
-string(REPLACE ";" "\n" lines "${ESA_GPU_TESTS}")
+string(REPLACE ";" "\n" lines "${gpu_tests}")
 file(CONFIGURE OUTPUT tests/gpu_tests.txt CONTENT "${lines}\n")
 
 foreach(source ${ESA_EXAMPLES})

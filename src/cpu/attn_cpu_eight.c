@@ -4,9 +4,9 @@
  * docs/precision.md has the arithmetic. This file follows it step by step and is not written to be
  * fast: it takes two to four times as long as attention in f32.
  *
- * kv heads are taken in windows that fit into WINDOW_BYTES. Each window has three phases: centres,
- * codes, attention. One worker computes one query block, so the bits do not depend on the number of
- * threads. Its stages are
+ * kv heads are taken in windows that fit into WINDOW_BYTES. Each window has four phases: centres,
+ * codes, their mean errors, attention. One worker computes one query block, so the bits do not
+ * depend on the number of threads. Its stages are
  *
  *     the listed blocks, last to first
  *     then the tail: stages of 128 fine means, in the order of their list, spread evenly among the
@@ -71,6 +71,7 @@ static void carve_run(eight_run *run, const esa_attn_args *a, esa_carve *carve)
     run->k_centre = esa_carve_take(carve, channels);
     run->v_centre = esa_carve_take(carve, channels);
     run->v_scale = esa_carve_take(carve, channels);
+    run->v_added = esa_carve_take(carve, channels);
     run->v_inverse = esa_carve_take(carve, channels);
     run->k_scale = esa_carve_take(carve, blocks * 4);
     run->k = esa_carve_take(carve, blocks * a->block_k * a->D * 4);
@@ -301,7 +302,7 @@ static void finish_rows(const eight_run *run, const eight_worker *w, const eight
 {
     const esa_attn_args *a = run->a;
     const int64_t nr = a->kern->nr, D = a->D;
-    const float *k_centre = run->k_centre + p->slot * D, *v_centre = run->v_centre + p->slot * D,
+    const float *k_centre = run->k_centre + p->slot * D, *v_added = run->v_added + p->slot * D,
                 *v_scale = run->v_scale + p->slot * D;
     const int32_t *perm = order_at(a->perm_q, a->perm_q_stride, p->b, p->h);
     for (int64_t r = 0; r < p->rows; r++) {
@@ -311,7 +312,7 @@ static void finish_rows(const eight_run *run, const eight_worker *w, const eight
             a->o, p->b * a->o_stride[0] + p->h * a->o_stride[1] + n * a->o_stride[2], a->dtype);
         for (int64_t d = 0; d < D; d++)
             esa_store_f32(out, d, a->dtype,
-                          l == 0.0f ? 0.0f : o[d * nr] / l * v_scale[d] + v_centre[d]);
+                          l == 0.0f ? 0.0f : o[d * nr] / l * v_scale[d] + v_added[d]);
         if (!a->lse) continue;
         const void *q = at(a->q, p->b * a->q_stride[0] + p->h * a->q_stride[1] + n * a->q_stride[2],
                            a->dtype);
@@ -365,6 +366,7 @@ void esa_attn_cpu_eight(const esa_attn_args *args, void *ws)
         run.heads = esa_min64(run.window, all - run.first);
         esa_pool_run(args->pool, esa_eight_centres, &run, 2 * run.heads);
         esa_pool_run(args->pool, esa_eight_block, &run, run.heads * args->nk);
+        esa_pool_run(args->pool, esa_eight_added, &run, run.heads);
         esa_pool_run(args->pool, query_block, &run, run.heads * group * args->nq);
     }
 }

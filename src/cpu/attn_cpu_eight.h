@@ -30,6 +30,7 @@ typedef struct eight_run {
     float factor;               /* scale * log2(e) */
     float *k_centre, *v_centre; /* [window][D] */
     float *v_scale, *v_inverse; /* [window][D] */
+    float *v_added;             /* [window][D] v_centre, and the mean error of the codes */
     float *k_scale;             /* [window][nk] */
     float *k, *v;               /* [window][nk*block_k][D] codes */
     float *k_mean, *v_mean;     /* [window][nk][D] codes of block means; NULL: no tail */
@@ -43,10 +44,12 @@ typedef struct eight_run {
 /* Codes of the row of q at a position of head (b, h). Returns its scale. */
 float esa_eight_query(float *code, const esa_attn_args *a, int64_t b, int64_t h, int64_t position);
 
-/* The other two are run by the pool.
+/* The others are run by the pool.
  * Centres of keys (even items) or of values with their scales (odd items) of one kv head. */
 void esa_eight_centres(void *arg, int64_t item, int32_t worker);
 /* Codes of one key block and of its means. item: slot * nk + block. */
 void esa_eight_block(void *arg, int64_t item, int32_t worker);
+/* v_added of one kv head, whose codes are known. item: slot. */
+void esa_eight_added(void *arg, int64_t item, int32_t worker);
 
 #endif

@@ -125,3 +125,29 @@ void esa_eight_block(void *arg, int64_t item, int32_t worker)
                    inverse);
     }
 }
+
+void esa_eight_added(void *arg, int64_t item, int32_t worker)
+{
+    (void)worker;
+    const eight_run *run = arg;
+    const esa_attn_args *a = run->a;
+    const int64_t head = run->first + item, b = head / a->Hkv, h = head % a->Hkv, D = a->D,
+                  /* errors of f16 do not matter, and means of a tail do not have the mean error */
+        n = a->kern->eight_f16 || (a->count && a->tail) ? 0 : kv_len_of(a, b);
+    const rows_ref v = rows_at(a->v, a->v_stride, order_at(a->perm_k, a->perm_k_stride, b, h), b, h,
+                               0, a->dtype);
+    const float *code = run->v + item * a->nk * a->block_k * D;
+    for (int64_t d = 0; d < D; d++) {
+        const float centre = run->v_centre[item * D + d];
+        const double scale = (double)run->v_scale[item * D + d];
+        double sum = 0.0;
+        int64_t count = 0;
+        for (int64_t i = 0; i < n; i++) {
+            const double x = (double)(element(a, v, a->v_stride[2], i, d) - centre);
+            if (!(fabs(x) < (double)INFINITY)) continue;
+            sum += x - scale * (double)code[i * D + d];
+            count++;
+        }
+        run->v_added[item * D + d] = centre + (count ? (float)(sum / (double)count) : 0.0f);
+    }
+}

@@ -15,32 +15,6 @@
 // before the mask is known, so it always has room for the tail that is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
 
-// value: bytes of a value.
-static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int64_t nk_pad,
-                            int64_t value)
-{
-    const int64_t D = a->D, heads = a->B * a->Hkv;
-    q->nq = ceil_div(a->Nq, (int64_t)RUN_8BIT), q->nk = ceil_div(a->Nk, (int64_t)RUN_8BIT);
-    q->nk_pad = nk_pad;
-    q->blocks = RUN_8BIT / a->block_k;
-    q->q = ws->take<int8_t>(a->B * a->Hq * q->nq * RUN_8BIT * D);
-    q->k = ws->take<int8_t>(heads * q->nk * RUN_8BIT * D);
-    q->v = ws->take<char>(heads * q->nk * RUN_8BIT * D * value);
-    q->q_scale = ws->take<float>(a->B * a->Hq * q->nq * RUN_8BIT);
-    q->k_scale = ws->take<float>(heads * q->nk * q->blocks);
-    q->v_scale = ws->take<float>(heads * D);
-    q->v_centre = ws->take<float>(heads * D);
-    q->k_centre = ws->take<float>(heads * D);
-    q->q_centre = ws->take<float>(a->B * a->Hq * a->Nq);
-    q->partial = ws->take<float>(heads * QUANTISE_PARTS * 4 * D);
-    if (a->tail == ESA_TAIL_NONE) return;
-    q->k_mean = ws->take<int8_t>(heads * nk_pad * D);
-    q->v_mean = ws->take<char>(heads * nk_pad * D * value);
-    if (a->tail != ESA_TAIL_LEVELS) return;
-    q->k_fine = ws->take<int8_t>(heads * q->nk * q->blocks * a->fine * D);
-    q->v_fine = ws->take<char>(heads * q->nk * q->blocks * a->fine * D * value);
-}
-
 static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_attn_args *a)
 {
     prepared p;
@@ -53,7 +27,7 @@ static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_att
     if (a->nq > ORDER_RUN) p.runs = ws->take<uint32_t>(rows);
     const int64_t nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
     if (p.eight_bit) {
-        carve_quantised(ws, &p.q8, a, nk_pad, p.eight_bit == LEVEL_SM90A ? 1 : 2);
+        p.q8 = carve_quantised(ws, a, p.eight_bit == LEVEL_SM90A ? 1 : 2);
         if (a->tail == ESA_TAIL_NONE) return p;
         p.nk_pad = nk_pad;
         p.stands = ws->take<uint32_t>(rows * (nk_pad / 32));

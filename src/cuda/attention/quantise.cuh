@@ -29,18 +29,29 @@ __host__ __device__ constexpr int slot_of_key(int key)
 }
 
 // Parts of the workspace, which quantise fills. nq and nk are numbers of runs of RUN_8BIT
-// positions. A run has `blocks` key blocks, 1 or 2. Positions past the end, and keys from kv_len
-// on, are 0.
+// positions. A run has `blocks` key blocks, 1 or 2. Rows past the end are copies of the last row;
+// keys and values of runs from kv_len on are any finite numbers.
 struct quantised {
     int8_t *q, *k;   // [B][H][n * 128][D]
     void *v;         // E4M3 [B][Hkv][nk][D][128 slots], or f16 [B][Hkv][nk * 128][D]
     float *q_scale;  // [B][Hq][nq * 128]; NaN if the row has an element that is not finite
     float *k_scale;  // [B][Hkv][nk * blocks]
     float *v_scale;  // [B][Hkv][D]
-    float *v_centre; // [B][Hkv][D]
+    float *v_centre; // [B][Hkv][D] what the kernels add: v_middle, and a mean error
     float *k_centre; // [B][Hkv][D]
     float *q_centre; // [B][Hq][Nq] product of the query and k_centre; null without an LSE
-    float *partial;  // [B][Hkv][QUANTISE_PARTS][4][D] scratch
+    // Scratch. v_middle is what was subtracted from v. v_sampled: scales of v as a sample gave
+    // them. v_over: bits of the largest |v - v_middle| that was too large for them; 0 if none was.
+    // again: whether the head has one. done: runs of the head that were rounded again. v_error:
+    // sums of the errors of the codes in units of the scale and of 2^-16; of the second rounding at
+    // [1].
+    float *partial;        // [B][Hkv][QUANTISE_PARTS][4][D]
+    float *v_middle;       // [B][Hkv][D]
+    float *v_sampled;      // [B][Hkv][D]
+    uint32_t *v_over;      // [B][Hkv][D]
+    int32_t *again;        // [B][Hkv]
+    int32_t *done;         // [B][Hkv]
+    long long *v_error[2]; // [B][Hkv][D]
     // With a tail: means of blocks, with the same scales as their keys and values. E4M3: means of
     // blocks that do not exist are 0; f16: they are not written.
     int8_t *k_mean; // [B][Hkv][nk_pad][D]
@@ -50,10 +61,43 @@ struct quantised {
     int64_t nq, nk, nk_pad, blocks;
 };
 
-enum { QUANTISE_PARTS = 64 };
+enum { QUANTISE_PARTS = 32 };
 
-// Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue three launches.
-// sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
+// Takes room for the parts. value: bytes of a value.
+static inline quantised carve_quantised(carve *ws, const esa_attn_args *a, int64_t value)
+{
+    quantised q = {};
+    const int64_t D = a->D, heads = a->B * a->Hkv;
+    q.nq = ceil_div(a->Nq, (int64_t)RUN_8BIT), q.nk = ceil_div(a->Nk, (int64_t)RUN_8BIT);
+    q.nk_pad = ceil_div(a->nk, (int64_t)RUN_8BIT) * RUN_8BIT;
+    q.blocks = RUN_8BIT / a->block_k;
+    q.q = ws->take<int8_t>(a->B * a->Hq * q.nq * RUN_8BIT * D);
+    q.k = ws->take<int8_t>(heads * q.nk * RUN_8BIT * D);
+    q.v = ws->take<char>(heads * q.nk * RUN_8BIT * D * value);
+    q.q_scale = ws->take<float>(a->B * a->Hq * q.nq * RUN_8BIT);
+    q.k_scale = ws->take<float>(heads * q.nk * q.blocks);
+    q.v_scale = ws->take<float>(heads * D);
+    q.v_centre = ws->take<float>(heads * D);
+    q.k_centre = ws->take<float>(heads * D);
+    q.q_centre = ws->take<float>(a->B * a->Hq * a->Nq);
+    q.partial = ws->take<float>(heads * QUANTISE_PARTS * 4 * D);
+    q.v_middle = ws->take<float>(heads * D);
+    q.v_sampled = ws->take<float>(heads * D);
+    q.v_over = ws->take<uint32_t>(heads * D);
+    q.again = ws->take<int32_t>(heads);
+    q.done = ws->take<int32_t>(heads);
+    for (long long *&part : q.v_error) part = ws->take<long long>(heads * D);
+    if (a->tail == ESA_TAIL_NONE) return q;
+    q.k_mean = ws->take<int8_t>(heads * q.nk_pad * D);
+    q.v_mean = ws->take<char>(heads * q.nk_pad * D * value);
+    if (a->tail != ESA_TAIL_LEVELS) return q;
+    q.k_fine = ws->take<int8_t>(heads * q.nk * q.blocks * a->fine * D);
+    q.v_fine = ws->take<char>(heads * q.nk * q.blocks * a->fine * D * value);
+    return q;
+}
+
+// Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue four launches.
+// sm90_quantise.cu: values in E4M3, D 64 or 128, blocks of 128 keys
 esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream);
 // sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys, fine means of 4 keys or

@@ -3,94 +3,87 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Values are stored in units of their channel's scale, within -448 .. 448. So values of bf16 beyond
-// the largest f16 do not overflow, and those of a small channel do not underflow.
-#include "cuda/attention/quantise_rows.cuh"
+// the largest f16 do not overflow, and those of a small channel do not underflow. If the scales
+// come from a sample, the values are smaller by a power of two, and may be as large as f16 is.
+#include "cuda/attention/quantise_launch.cuh"
 #include "cuda/runtime/ptx.cuh"
 
 namespace
 {
 
-constexpr int GRAIN = 4; // tokens of the smallest fine mean: blocks of 64, 16 means
+constexpr float MOST_F16 = 65504.0f;
 
-template <class T, int D>
-__device__ __forceinline__ void round_values(const quantise_plan &p, run_sums<D, GRAIN> &sums)
-{
-    constexpr int COLUMNS = run_shape<D>::COLUMNS, ROWS = run_shape<D>::ROWS;
-    const int64_t run = blockIdx.x - p.q_runs - p.kv_runs, bh = run / p.out.nk, b = bh / p.v.H,
-                  j = run % p.out.nk;
-    const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS,
-              parts = (int)p.out.blocks, length = key_length(p.kv_len, b, p.v.N),
-              n = length - (int)j * RUN_8BIT, first = (int)j * RUN_8BIT + ROWS * group;
-    packed<T> row[ROWS];
-    load_run(row, head_rows<T>(p.v, b, bh % p.v.H), first, length, column);
-    __shared__ float centre[D], inverse[D];
-    if (threadIdx.x < D) {
-        centre[threadIdx.x] = p.out.v_centre[bh * D + threadIdx.x];
-        inverse[threadIdx.x] = esa_eight_inverse(p.out.v_scale[bh * D + threadIdx.x]);
-    }
-    __syncthreads();
-    float sum[8] = {};
-    __half *const to = (__half *)p.out.v + (run * RUN_8BIT + ROWS * group) * D + column * 8;
+struct f16_values {
+    static constexpr int GRAIN = 4; // tokens of the smallest fine mean: blocks of 64, 16 means
+    static constexpr int MOST_PARTS = 2;
+    static constexpr bool ADDS_ERROR = false; // errors of f16 do not matter
+
+    // Writes the 8 rows of a thread. Returns false if an element is not finite.
+    template <class T, int D>
+    static __device__ __forceinline__ bool put_rows(__half *to, const packed<T> (&row)[8],
+                                                    const value_columns<D> &columns, int column)
+    {
+        uint32_t larger = 0;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        float x[8];
-        row[i].unpack(x);
+        for (int i = 0; i < 8; ++i) {
+            uint32_t w[4];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            x[c] = first + i < length ? x[c] - centre[column * 8 + c] : 0.0f;
-            x[c] += x[c] - x[c]; // infinities become NaN
-            sum[c] += x[c];
-            x[c] *= inverse[column * 8 + c];
+            for (int e = 0; e < 4; ++e) {
+                const float2 x = floats<T>(word(row[i], e));
+                const int d = column * 8 + 2 * e;
+                w[e] = pack2<f16>(fmaf(x.x, columns.inverse[d], columns.shift[d]),
+                                  fmaf(x.y, columns.inverse[d + 1], columns.shift[d + 1]));
+                larger = largest_of<__half>(larger, w[e]);
+            }
+            *(uint4 *)(to + i * D) = make_uint4(w[0], w[1], w[2], w[3]);
         }
-        *(uint4 *)(to + i * D) = make_uint4(pack2<f16>(x[0], x[1]), pack2<f16>(x[2], x[3]),
-                                            pack2<f16>(x[4], x[5]), pack2<f16>(x[6], x[7]));
-        if (p.tail && i % GRAIN == GRAIN - 1) sums.put(sum, ROWS * group + i, column);
+        const float2 top = floats<__half>(larger);
+        return is_finite(top.x) && is_finite(top.y);
     }
-    if (!p.tail) return;
-    __syncthreads();
-    sums.put_means(parts, p.fine, n, [&](float mean, int d, int part, int e) {
-        __half *const at = e ? (__half *)p.out.v_fine + ((run * parts + part) * p.fine + e - 1) * D
-                             : (__half *)p.out.v_mean + (bh * p.out.nk_pad + j * parts + part) * D;
-        at[d] = __float2half_rn(mean * inverse[d]);
-    });
-}
 
-template <class T, int D>
-__global__ void __launch_bounds__(THREADS, 3) round_kernel(const __grid_constant__ quantise_plan p)
-{
-    __shared__ run_sums<D, GRAIN> sums;
-    if (blockIdx.x < p.q_runs)
-        round_queries<T, D>(p);
-    else if (blockIdx.x < p.q_runs + p.kv_runs)
-        round_keys<T>(p, (int)p.out.blocks, sums);
-    else
-        round_values<T>(p, sums);
-}
-
-template <class T, int D> void launch(const quantise_plan &p, int64_t heads, cudaStream_t stream)
-{
-    launch_stats<T, D>(p, heads, stream);
-    round_kernel<T, D><<<(unsigned)(p.q_runs + 2 * p.kv_runs), THREADS, 0, stream>>>(p);
-}
-
-template <class T>
-void launch_for(const quantise_plan &p, const esa_attn_args *a, cudaStream_t stream)
-{
-    if (a->D == 128)
-        launch<T, 128>(p, a->B * a->Hkv, stream);
-    else
-        launch<T, 64>(p, a->B * a->Hkv, stream);
-}
+    template <class T, int D, bool TAIL, bool AGAIN>
+    static __device__ __forceinline__ void round(const quantise_plan &p, int64_t number,
+                                                 run_sums<D, GRAIN> &sums)
+    {
+        const run_shape<D> my;
+        const key_run r(p, number);
+        packed<T> row[8];
+        r.load(row, p.v, my);
+        __shared__ value_columns<D> columns;
+        take_columns<D, AGAIN>(columns, p, r);
+        __half *const head = (__half *)p.out.v + r.run * RUN_8BIT * D, *const to = head +
+                                                                                   my.group * 8 *
+                                                                                       D +
+                                                                                   my.column * 8;
+        if constexpr (TAIL) put_sums(sums, row, r.n - my.group * 8, columns, my);
+        bool fit = true;
+        if (r.n > 0)
+            fit = put_rows(to, row, columns, my.column);
+        else
+            for (int i = 0; i < 8; ++i) *(uint4 *)(to + i * D) = make_uint4(0, 0, 0, 0);
+        if (!fit) {
+            mend_values<T>(p, r, columns, MOST_F16, [&](float y, int key, int d) {
+                head[key * D + d] = __float2half_rn(y);
+            });
+        }
+        if constexpr (TAIL) {
+            __syncthreads();
+            const int parts = (int)p.out.blocks;
+            sums.put_means(parts, p.fine, r.n, [&](float mean, int d, int part, int e) {
+                __half *const at = e ? (__half *)p.out.v_fine +
+                                           ((r.run * parts + part) * p.fine + e - 1) * D
+                                     : (__half *)p.out.v_mean +
+                                           (r.bh * p.out.nk_pad + r.j * parts + part) * D;
+                at[d] = __float2half_rn((mean + (mean - mean)) * columns.inverse[d]);
+            });
+        }
+    }
+};
 
 } // namespace
 
 esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                         cudaStream_t stream)
 {
-    const quantise_plan p = plan_of(a, q);
-    if (a->dtype == ESA_DTYPE_BF16)
-        launch_for<__nv_bfloat16>(p, a, stream);
-    else
-        launch_for<__half>(p, a, stream);
-    return launch_check(dev, "rounding to 8 bit");
+    return quantise<f16_values>(dev, a, q, stream);
 }

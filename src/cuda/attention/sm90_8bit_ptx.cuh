@@ -30,6 +30,14 @@ DEV uint32_t pack_e4m3(float a, float b, float c, float d)
     return packed;
 }
 
+// Two bytes as two f16.
+DEV __half2 unpack_e4m3(uint16_t packed)
+{
+    uint32_t two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(packed));
+    return *(const __half2 *)&two;
+}
+
 #define R4(c, d, i)  c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define R16(c, d, i) R4(c, d, i), R4(c, d, i + 4), R4(c, d, i + 8), R4(c, d, i + 12)
 #define R64(c, d)    R16(c, d, 0), R16(c, d, 16), R16(c, d, 32), R16(c, d, 48)

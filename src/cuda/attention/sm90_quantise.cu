@@ -1,124 +1,187 @@
 // sm90_quantise.cu - queries, keys and values as the 8-bit kernel of sm_90a reads them: values in
-// E4M3, transposed. D = 128.
+// E4M3, transposed. D 64 and 128.
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/attention/quantise_rows.cuh"
+#include "cuda/attention/quantise_launch.cuh"
 #include "cuda/attention/sm90_8bit_ptx.cuh"
 
 namespace
 {
 
-constexpr int D = 128, COLUMNS = run_shape<D>::COLUMNS, ROWS = run_shape<D>::ROWS;
+// Adds to a sum of errors.
+__device__ __forceinline__ void add_whole(long long *sum, float x)
+{
+    atomicAdd((unsigned long long *)sum, (unsigned long long)__float2ll_rn(x * (1 / ERROR_UNIT)));
+}
 
-enum { CENTRE, INVERSE };
 __device__ __forceinline__ uint8_t to_e4m3(float x) { return (uint8_t)pack_e4m3(x, 0, 0, 0); }
 
-// Bytes of the rows of this thread, key after key: two words for each of 8 columns. Adds what is
-// rounded to sum.
-template <class T>
-__device__ __forceinline__ void values_to_words(uint32_t (&w)[8][2], float (&sum)[8],
-                                                const float (*column)[D],
-                                                const packed<T> (&row)[ROWS], int exist)
+// The sum of the numbers of four bytes, in two halves. Its own error is random, and far below that
+// of the bytes.
+__device__ __forceinline__ __half2 sum_of(uint32_t w)
 {
-    const int at = threadIdx.x % COLUMNS * 8;
+    return __hadd2(unpack_e4m3((uint16_t)w), unpack_e4m3((uint16_t)(w >> 16)));
+}
+
+// Bytes of the 8 rows of a thread, key after key: two words for each of 8 columns; and the sums of
+// their errors, v - code in units of the scale, of the first `exist` rows.
+template <class T, int D>
+__device__ __forceinline__ void to_words(uint32_t (&w)[8][2], float (&error)[8],
+                                         const packed<T> (&row)[8], int exist,
+                                         const value_columns<D> &columns, int column)
+{
+    uint32_t mask[2]; // of the bytes of rows that exist
 #pragma unroll
-    for (int i = 0; i < ROWS; i += 2) {
-        float x[2][8];
-        row[i].unpack(x[0]), row[i + 1].unpack(x[1]);
+    for (int half = 0; half < 2; ++half) {
+        const int n = exist - 4 * half;
+        mask[half] = n >= 4 ? ~0u : n <= 0 ? 0u : (1u << 8 * n) - 1;
+    }
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
+    for (int pair = 0; pair < 4; ++pair) {
+        const int d = column * 8 + 2 * pair;
+        const float inverse[2] = { columns.inverse[d], columns.inverse[d + 1] },
+                    shift[2] = { columns.shift[d], columns.shift[d + 1] };
+        float sum[2] = {};
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float &z = x[r][c];
-                z = i + r < exist ? z - column[CENTRE][at + c] : 0.0f;
-                z += z - z; // infinities become NaN
-                sum[c] += z;
+        for (int half = 0; half < 2; ++half) {
+            float2 x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                x[i] = floats<T>(word(row[4 * half + i], pair));
+                x[i].x = fmaf(x[i].x, inverse[0], shift[0]);
+                x[i].y = fmaf(x[i].y, inverse[1], shift[1]);
+                if (4 * half + i < exist) sum[0] += x[i].x, sum[1] += x[i].y;
             }
-            const float inv = column[INVERSE][at + c];
-            const uint32_t two = pack_e4m3(x[0][c] * inv, x[1][c] * inv, 0.0f, 0.0f);
-            w[c][i / 4] = i % 4 ? w[c][i / 4] | two << 16 : two;
+            w[2 * pair][half] = pack_e4m3(x[0].x, x[1].x, x[2].x, x[3].x);
+            w[2 * pair + 1][half] = pack_e4m3(x[0].y, x[1].y, x[2].y, x[3].y);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const uint32_t(&bytes)[2] = w[2 * pair + c];
+            const float2 codes = __half22float2(
+                __hadd2(sum_of(bytes[0] & mask[0]), sum_of(bytes[1] & mask[1])));
+            error[2 * pair + c] = sum[c] - (codes.x + codes.y);
         }
     }
 }
 
-template <class T>
-__device__ __forceinline__ void round_values(const quantise_plan &p, run_sums<D, ROWS> &sums)
+// Adds sums of errors of all threads to those of the head.
+template <int D>
+__device__ __forceinline__ void put_errors(long long *to, const float (&error)[8],
+                                           const run_shape<D> &my)
 {
-    const int64_t run = blockIdx.x - p.q_runs - p.kv_runs, bh = run / p.out.nk, b = bh / p.v.H,
-                  j = run % p.out.nk;
-    const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS, odd = group % 2,
-              length = key_length(p.kv_len, b, p.v.N), n = length - (int)j * RUN_8BIT,
-              first = (int)j * RUN_8BIT + ROWS * group;
-    static_assert(ROWS == 8 && COLUMNS == 16, "lanes 16 apart hold 16 adjacent keys");
-    packed<T> row[ROWS];
-    load_run(row, head_rows<T>(p.v, b, bh % p.v.H), first, length, column);
-    __shared__ float about[2][D]; // CENTRE, INVERSE
-    if (threadIdx.x < D) {
-        about[CENTRE][threadIdx.x] = p.out.v_centre[bh * D + threadIdx.x];
-        about[INVERSE][threadIdx.x] = esa_eight_inverse(p.out.v_scale[bh * D + threadIdx.x]);
-    }
+    __shared__ float shared[run_shape<D>::GROUPS / 4][D];
+    // The four threads of a column share its 8 elements: each takes two.
+    const int odd = my.group % 2, high = my.group / 2 % 2;
+    float four[4], two[2];
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        four[c] = (odd ? error[c + 4] : error[c]) +
+                  __shfl_xor_sync(~0u, odd ? error[c] : error[c + 4], 8);
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+        two[c] = (high ? four[c + 2] : four[c]) +
+                 __shfl_xor_sync(~0u, high ? four[c] : four[c + 2], 16);
+    float *const at = shared[my.group / 4] + my.column * 8 + 4 * odd + 2 * high;
+    at[0] = two[0], at[1] = two[1];
     __syncthreads();
-    uint32_t w[8][2];
-    float sum[8] = {};
-    values_to_words(w, sum, about, row, length - first);
-    // The thread with the lower 8 keys takes the first four columns, the other one the last four.
-    uint8_t *const to = (uint8_t *)p.out.v + run * D * RUN_8BIT + group / 2 * 16;
+    if (threadIdx.x >= D) return;
+    float sum = 0.0f;
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        uint32_t low[2], high[2];
+    for (int i = 0; i < run_shape<D>::GROUPS / 4; ++i) sum += shared[i][threadIdx.x];
+    add_whole(to + threadIdx.x, sum);
+}
+
+// True if a byte is 448, -448 or NaN.
+__device__ __forceinline__ bool reach_top(const uint32_t (&w)[8][2])
+{
+    uint32_t found = 0;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t other = __shfl_xor_sync(~0u, odd ? w[c][i] : w[c + 4][i], 16);
-            low[i] = odd ? other : w[c][i];
-            high[i] = odd ? w[c + 4][i] : other;
+    for (int i = 0; i < 16; ++i) found |= (w[i / 2][i % 2] & 0x7f7f7f7fu) + 0x02020202u;
+    return found & 0x80808080u;
+}
+
+struct e4m3_values {
+    static constexpr int GRAIN = 8; // tokens of the smallest fine mean: blocks of 128, 16 means
+    static constexpr int MOST_PARTS = 1;
+    static constexpr bool ADDS_ERROR = true;
+
+    template <class T, int D, bool TAIL, bool AGAIN>
+    static __device__ __forceinline__ void round(const quantise_plan &p, int64_t number,
+                                                 run_sums<D, GRAIN> &sums)
+    {
+        const run_shape<D> my;
+        const key_run r(p, number);
+        const int odd = my.group % 2;
+        packed<T> row[8];
+        r.load(row, p.v, my);
+        __shared__ value_columns<D> columns;
+        take_columns<D, AGAIN>(columns, p, r);
+        if constexpr (TAIL) put_sums(sums, row, r.n - my.group * 8, columns, my);
+        uint32_t w[8][2] = {};
+        float error[8] = {};
+        if (r.n > 0) to_words(w, error, row, r.n - my.group * 8, columns, my.column);
+        // Lanes 8 apart hold 16 adjacent keys: the lower one takes the first four columns, the
+        // other one the last four. With the lanes 16 apart they write 32 adjacent bytes.
+        uint8_t *const to = (uint8_t *)p.out.v + r.run * D * RUN_8BIT + my.group / 2 * 16;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            uint32_t low[2], high[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t other = __shfl_xor_sync(~0u, odd ? w[c][i] : w[c + 4][i], 8);
+                low[i] = odd ? other : w[c][i];
+                high[i] = odd ? w[c + 4][i] : other;
+            }
+            *(uint4 *)(to + (my.column * 8 + 4 * odd + c) * RUN_8BIT) = make_uint4(
+                __byte_perm(low[0], high[0], 0x5410), __byte_perm(low[0], high[0], 0x7632),
+                __byte_perm(low[1], high[1], 0x5410), __byte_perm(low[1], high[1], 0x7632));
         }
-        *(uint4 *)(to + (column * 8 + 4 * odd + c) * RUN_8BIT) = make_uint4(
-            __byte_perm(low[0], high[0], 0x5410), __byte_perm(low[0], high[0], 0x7632),
-            __byte_perm(low[1], high[1], 0x5410), __byte_perm(low[1], high[1], 0x7632));
+        __syncwarp(); // another lane wrote the values of this one
+        long long *const errors = p.out.v_error[AGAIN] + r.bh * D;
+        if (__builtin_expect(reach_top(w), 0)) {
+#pragma unroll
+            for (float &e : error) e = 0.0f;
+            mend_values<T>(p, r, columns, ESA_EIGHT_TOP, [&](float y, int key, int d) {
+                const uint8_t code = to_e4m3(y);
+                ((uint8_t *)p.out.v)[(r.run * D + d) * RUN_8BIT + slot_of_key(key)] = code;
+                if (!TAIL && fabsf(y) <= ESA_EIGHT_TOP) // not NaN
+                    add_whole(errors + d, y - __low2float(unpack_e4m3(code)));
+            });
+        }
+        if constexpr (TAIL)
+            put_means(p, r, sums, columns);
+        else
+            put_errors(errors, error, my);
     }
-    if (!p.tail) return;
-    sums.put(sum, ROWS * group, column);
-    __syncthreads();
-    const int64_t stages = p.out.nk_pad / RUN_8BIT;
-    const auto mean_at = [&](int64_t block, int d) {
-        return (uint8_t *)p.out.v_mean + ((bh * stages + block / RUN_8BIT) * D + d) * RUN_8BIT +
-               slot_of_key((int)(block % RUN_8BIT));
-    };
-    sums.put_means(1, p.fine, n, [&](float mean, int d, int, int e) {
-        const uint8_t byte = to_e4m3(mean * about[INVERSE][d]);
-        *(e ? (uint8_t *)p.out.v_fine + (run * D + d) * p.fine + e - 1 : mean_at(j, d)) = byte;
-    });
-    if (j + 1 == p.out.nk) // means that do not exist
-        for (int64_t e = threadIdx.x; e < (p.out.nk_pad - p.out.nk) * D; e += THREADS)
-            *mean_at(p.out.nk + e / D, (int)(e % D)) = 0;
-}
 
-template <class T>
-__global__ void __launch_bounds__(THREADS, 3) round_kernel(const __grid_constant__ quantise_plan p)
-{
-    __shared__ run_sums<D, ROWS> sums;
-    if (blockIdx.x < p.q_runs)
-        round_queries<T, D>(p);
-    else if (blockIdx.x < p.q_runs + p.kv_runs)
-        round_keys<T>(p, 1, sums);
-    else
-        round_values<T>(p, sums);
-}
-
-template <class T> void launch(const quantise_plan &p, int64_t heads, cudaStream_t stream)
-{
-    launch_stats<T, D>(p, heads, stream);
-    round_kernel<T><<<(unsigned)(p.q_runs + 2 * p.kv_runs), THREADS, 0, stream>>>(p);
-}
+    template <int D>
+    static __device__ __forceinline__ void put_means(const quantise_plan &p, const key_run &r,
+                                                     const run_sums<D, GRAIN> &sums,
+                                                     const value_columns<D> &columns)
+    {
+        __syncthreads();
+        const int64_t stages = p.out.nk_pad / RUN_8BIT;
+        const auto mean_at = [&](int64_t block, int d) {
+            return (uint8_t *)p.out.v_mean +
+                   ((r.bh * stages + block / RUN_8BIT) * D + d) * RUN_8BIT +
+                   slot_of_key((int)(block % RUN_8BIT));
+        };
+        sums.put_means(1, p.fine, r.n, [&](float mean, int d, int, int e) {
+            const uint8_t byte = to_e4m3((mean + (mean - mean)) * columns.inverse[d]);
+            *(e ? (uint8_t *)p.out.v_fine + (r.run * D + d) * p.fine + e - 1
+                : mean_at(r.j, d)) = byte;
+        });
+        if (r.j + 1 == p.out.nk) // means that do not exist
+            for (int64_t e = threadIdx.x; e < (p.out.nk_pad - p.out.nk) * D;
+                 e += run_shape<D>::THREADS)
+                *mean_at(p.out.nk + e / D, (int)(e % D)) = 0;
+    }
+};
 
 } // namespace
 
 esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream)
 {
-    const quantise_plan p = plan_of(a, q);
-    if (a->dtype == ESA_DTYPE_BF16)
-        launch<__nv_bfloat16>(p, a->B * a->Hkv, stream);
-    else
-        launch<__half>(p, a->B * a->Hkv, stream);
-    return launch_check(dev, "rounding to 8 bit");
+    return quantise<e4m3_values>(dev, a, q, stream);
 }
