@@ -31,7 +31,8 @@
 namespace
 {
 
-constexpr int SAMPLE = 4096; // rows that make centres and scales, at least
+constexpr int SAMPLE = 4096;   // rows that make centres and scales, at least
+constexpr int SAMPLE_STEP = 8; // and at least one row in so many
 constexpr float SLACK = 8.0f;
 constexpr int AGAIN_BLOCKS = 512;
 constexpr float ERROR_UNIT = 0x1p-16f; // of sums of errors of codes
@@ -159,8 +160,13 @@ __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(
 
 enum { K_SUM, V_SUM, V_LEAST, V_MOST, SUMS };
 
-// One row in so many is in the sample.
-__device__ __forceinline__ int sample_step(int length) { return max(1, length / SAMPLE); }
+// One row in so many is in the sample. The more keys there are, the smaller the outputs of even
+// rows get, and the nearer to the mean the centre must be: what is left of the mean in the codes
+// takes the error of the sums of P, some thousandths.
+__device__ __forceinline__ int sample_step(int length)
+{
+    return min(SAMPLE_STEP, max(1, length / SAMPLE));
+}
 
 template <class T, int D>
 __global__ void __launch_bounds__(run_shape<D>::THREADS)
