@@ -7,9 +7,8 @@
 //   - A stage of keys has one scale, and so has a row of q. Logits are integers times both.
 //   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
 //   - Hopper keeps about 14 bits when it adds 8-bit products. So P V adds up in a second
-//     accumulator t, for SUM_STAGES stages at most; then o takes t in f32, and t starts again from
-//     0. o also takes t when a maximum grows. The factor of that growth is due when o takes t the
-//     next time.
+//     accumulator t, for SUM_STAGES stages; then o takes t in f32, and t starts again from 0. When
+//     a maximum grows, t is scaled at once, and o when it takes t the next time.
 //   - A thread compares the logits of its own columns with the maximum so far. The warp exchanges
 //     maxima only if a thread saw a larger one.
 //   - The stage of values ends with rows of ones. So the product also gives the sums of the rounded
@@ -17,6 +16,9 @@
 //   - Q stays in shared memory, because t needs the registers.
 //   - Integers become floats when they are added to the bits of 1.5 * 2^23. This is exact, because
 //     |S| <= 127 * 127 * D < 2^22.
+//
+// D is 128. At D = 64 the exponentials take most of the time, so 8 bits gain nothing (the notes
+// have numbers).
 #pragma once
 
 #include "cuda/attention/sm90_8bit_gather.cuh"
@@ -45,7 +47,7 @@ template <class T, int D, bool FULL> struct consumer8 {
     float m[2];         // maxima so far, in units of log2
     bool grew;          // whether a maximum of the warp grew in the current stage; warp-uniform
     float alpha[2];     // if so: the factors for what came before
-    float beta[2];      // factors for o when it takes t
+    float beta[2];      // factors for o when it takes t: all alphas since the last time
     int left;           // stages until it does
 
     __device__ __forceinline__ consumer8(const kernel_args &a, const smem_view<D, 8> &sm, int warp,
@@ -61,8 +63,8 @@ template <class T, int D, bool FULL> struct consumer8 {
     // S = Q K^T, asynchronous.
     __device__ __forceinline__ void issue_qk(uint32_t stage)
     {
-        const uint64_t q = wgmma_rows_desc<D>(sm.q() + wg * 64 * D),
-                       k = wgmma_rows_desc<D>(sm.stage(stage));
+        const uint64_t q = wgmma_desc(sm.q() + wg * 64 * D, 16, 1024),
+                       k = wgmma_desc(sm.stage(stage), 16, 1024);
         wgmma_s8<false>(s, q, k);
 #pragma unroll
         for (int i = 1; i < D / 32; ++i) wgmma_s8<true>(s, q + 2 * i, k + 2 * i);
@@ -140,11 +142,16 @@ template <class T, int D, bool FULL> struct consumer8 {
     // Before P, whose maxima may be new, is multiplied.
     __device__ __forceinline__ void merge()
     {
-        if (!grew && --left > 0) return;
-        take_sums();
-        left = SUM_STAGES;
+        if (--left == 0) {
+            take_sums();
+            left = SUM_STAGES;
+            beta[0] = beta[1] = 1.0f;
+        }
+        if (!grew) return;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) beta[r] = grew ? alpha[r] : 1.0f;
+        for (int r = 0; r < 2; ++r) beta[r] *= alpha[r];
+#pragma unroll
+        for (int i = 0; i < NO; ++i) t[i] *= alpha[i / 2 % 2];
     }
 
     // The first stage, with nothing else in flight.
