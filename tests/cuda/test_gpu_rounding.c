@@ -403,14 +403,14 @@ static void check(round_case c)
     free(in.perm_k);
 }
 
-/* Both formats, head dimensions and types; values in f16 also with blocks of 64 keys. */
+/* Both formats and types; values in f16 also at D 64 and with blocks of 64 keys. */
 static void check_all(round_case c)
 {
     for (c.D = 64; c.D <= 128; c.D += 64)
         for (c.dtype = ESA_DTYPE_F16; c.dtype <= ESA_DTYPE_BF16; c.dtype++) {
-            c.format = E4M3;
             c.block_k = 128;
-            check(c);
+            c.format = E4M3;
+            if (c.D == 128) check(c);
             c.format = F16;
             check(c);
             c.block_k = 64;
@@ -515,7 +515,7 @@ static void times(void **state)
     for (int format = E4M3; format <= F16; format++)
         for (int i = 0; i < 3; i++)
             for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++) {
-                if (!(format == E4M3 ? rounding_e4m3_runs() : rounding_f16_runs())) continue;
+                if (format == E4M3 && (given[i].D != 128 || !rounding_e4m3_runs())) continue;
                 const int64_t nk = (given[i].N + RUN - 1) / RUN;
                 const esa_attn_args a = { .dtype = ESA_DTYPE_BF16,
                                           .tail = tail,

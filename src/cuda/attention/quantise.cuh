@@ -97,7 +97,7 @@ static inline quantised carve_quantised(carve *ws, const esa_attn_args *a, int64
 }
 
 // Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue four launches.
-// sm90_quantise.cu: values in E4M3, D 64 or 128, blocks of 128 keys
+// sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
 esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream);
 // sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys, fine means of 4 keys or

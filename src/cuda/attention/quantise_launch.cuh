@@ -5,6 +5,7 @@
 //
 //   GRAIN        tokens of the smallest fine mean
 //   MOST_PARTS   key blocks of a run, at most
+//   TAKES_64     whether there are kernels for D 64 beside those for D 128
 //   ADDS_ERROR   whether it sums the errors of its codes, unless there is a tail
 //   round<T, D, TAIL, AGAIN>(plan, run, sums)
 //                rounds the values of a run, and their means if there is a TAIL. AGAIN: with the
@@ -115,12 +116,13 @@ void launch_tail(const quantise_plan &p, int step, cudaStream_t stream)
 template <class Values>
 void launch_step(const quantise_plan &p, const esa_attn_args *a, int step, cudaStream_t stream)
 {
+    constexpr int OTHER = Values::TAKES_64 ? 64 : 128;
     if (a->dtype == ESA_DTYPE_BF16)
         a->D == 128 ? launch_tail<Values, __nv_bfloat16, 128>(p, step, stream)
-                    : launch_tail<Values, __nv_bfloat16, 64>(p, step, stream);
+                    : launch_tail<Values, __nv_bfloat16, OTHER>(p, step, stream);
     else
         a->D == 128 ? launch_tail<Values, __half, 128>(p, step, stream)
-                    : launch_tail<Values, __half, 64>(p, step, stream);
+                    : launch_tail<Values, __half, OTHER>(p, step, stream);
 }
 
 template <class Values>

@@ -16,7 +16,7 @@ constexpr float MOST_F16 = 65504.0f;
 struct f16_values {
     static constexpr int GRAIN = 4; // tokens of the smallest fine mean: blocks of 64, 16 means
     static constexpr int MOST_PARTS = 2;
-    static constexpr bool ADDS_ERROR = false; // errors of f16 do not matter
+    static constexpr bool TAKES_64 = true, ADDS_ERROR = false; // errors of f16 do not matter
 
     // Writes the 8 rows of a thread. Returns false if an element is not finite.
     template <class T, int D>

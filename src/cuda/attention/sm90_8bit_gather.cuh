@@ -54,8 +54,7 @@ template <int D> DEV void gather_keys8(const fine_run &run, const smem_view<D, 8
 #pragma unroll 4
     for (int i = lane; i < STAGE_KEYS * PIECES; i += 32) {
         const int row = i / PIECES, piece = i % PIECES;
-        const int turned = piece ^ (D == 128 ? row % 8 : row / 2 % 4); // swizzled as wide as a row
-        copy_piece<16>(dst + row * D + turned * 16,
+        copy_piece<16>(dst + row * D + (piece ^ row % 8) * 16, // swizzled
                        from + (int64_t)run.mean(slot_of_key(row)) * D + piece * 16);
     }
     const int tokens = STAGE_KEYS >> a.fine_log2,

@@ -10,13 +10,6 @@ template <int N> DEV void wgmma_pin(int (&r)[N])
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// Descriptor of a K-major operand in rows of D bytes, 64 or 128, swizzled as wide as a row.
-template <int D> DEV uint64_t wgmma_rows_desc(uint32_t addr)
-{
-    const uint64_t desc = wgmma_desc(addr, 16, 8 * D);
-    return D == 128 ? desc : desc ^ (uint64_t)3 << 62; // from 128 bytes (1) to 64 (2)
-}
-
 // Four bytes, the first in the lowest.
 DEV uint32_t pack_e4m3(float a, float b, float c, float d)
 {
@@ -45,9 +38,6 @@ DEV __half2 unpack_e4m3(uint16_t packed)
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"          \
     "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"         \
     "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
-#define L36                                                                                        \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"          \
-    "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35}"
 #define L68                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"          \
     "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"         \
@@ -72,18 +62,8 @@ DEV void wgmma_e4m3(float (&d)[68], const uint32_t *a, uint64_t b)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// The same with 64 x 72 and 72 x 32.
-DEV void wgmma_e4m3(float (&d)[36], const uint32_t *a, uint64_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 " L36
-                 ", {%36,%37,%38,%39}, %40, 1, 1, 1;"
-                 : R16("+f", d, 0), R16("+f", d, 16), R4("+f", d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
 #undef R4
 #undef R16
 #undef R64
 #undef L64
-#undef L36
 #undef L68

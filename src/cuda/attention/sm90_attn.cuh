@@ -212,7 +212,7 @@ template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_plan {
     using shape = block_shape<D, BITS, ROWS>;
     // 16 bit: with Q the stages fill 224 KB at D = 128, twice 112 KB at D = 64, and 216 KB with
     // wide tiles.
-    static constexpr int STAGES = BITS == 8 ? (D == 128 ? 11 : 18) : shape::WIDE ? 12 : 6;
+    static constexpr int STAGES = BITS == 8 ? 11 : shape::WIDE ? 12 : 6;
     using note = typename note_of<BITS>::type;
     using ring = ring_at<STAGES>;
     // Q, K and V tiles are alike: swizzled chunks of 128 bytes of each row. K and V have 128 rows.

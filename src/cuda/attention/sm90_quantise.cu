@@ -1,5 +1,5 @@
 // sm90_quantise.cu - queries, keys and values as the 8-bit kernel of sm_90a reads them: values in
-// E4M3, transposed. D 64 and 128.
+// E4M3, transposed. D 128.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/quantise_launch.cuh"
 #include "cuda/attention/sm90_8bit_ptx.cuh"
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool reach_top(const uint32_t (&w)[8][2])
 struct e4m3_values {
     static constexpr int GRAIN = 8; // tokens of the smallest fine mean: blocks of 128, 16 means
     static constexpr int MOST_PARTS = 1;
-    static constexpr bool ADDS_ERROR = true;
+    static constexpr bool TAKES_64 = false, ADDS_ERROR = true;
 
     template <class T, int D, bool TAIL, bool AGAIN>
     static __device__ __forceinline__ void round(const quantise_plan &p, int64_t number,
