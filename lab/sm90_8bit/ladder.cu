@@ -145,7 +145,7 @@ template <bool INT8> static void time_version(problem &p, const char *name, kern
     CK(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize,
                             SHARED));
     p.round<INT8>();
-    const CUtensorMap q = map_of(p.q, D, p.padded, HEADS, D, 128),
+    const CUtensorMap q = map_of(p.q, D, p.padded, HEADS, D, TILE),
                       k = map_of(p.k, D, p.padded, HEADS, D, 128),
                       v = map_of(p.v, p.padded, D, HEADS, 128, D);
     args a = { p.o,
@@ -156,9 +156,10 @@ template <bool INT8> static void time_version(problem &p, const char *name, kern
                p.v_mean,
                p.N,
                HEADS,
+               (p.N + TILE - 1) / TILE,
                p.blocks,
                p.blocks,
-               p.blocks * HEADS,
+               (p.N + TILE - 1) / TILE * HEADS,
                p.next,
                (float)(SCALE * 1.4426950408889634),
                p.cycles };
@@ -172,7 +173,7 @@ template <bool INT8> static void time_version(problem &p, const char *name, kern
         for (int i = -1; i < ROUNDS; ++i) {
             CK(cudaMemsetAsync(p.next, 0, 4));
             CK(cudaEventRecord(from));
-            run<<<132, 384, SHARED>>>(a, q, k, v);
+            run<<<132, 128 * TEAM + 128, SHARED>>>(a, q, k, v);
             CK(cudaEventRecord(to));
             CK(cudaEventSynchronize(to));
             float t;
@@ -225,10 +226,13 @@ int main(int argc, char **argv)
         time_whole<version<1, 1, 1, 2, 0, 1, 0>>(p, "v6 in turns");
         time_version<true>(p, "v7 halves of 64 keys", attention_kernel<half_consumer>);
 #endif
-        time_version<true>(p, "v8 o takes t after 1 stages", attention_kernel<rare_consumer<1>>);
-        time_version<true>(p, "v8 o takes t after 2 stages", attention_kernel<rare_consumer<2>>);
-        time_version<true>(p, "v8 o takes t after 4 stages", attention_kernel<rare_consumer<4>>);
-        time_version<true>(p, "v8 o takes t after 8 stages", attention_kernel<rare_consumer<8>>);
-        time_version<true>(p, "v8 o takes t after 16 stages", attention_kernel<rare_consumer<16>>);
+        time_version<true>(p, "v8 o takes t after 1 stage",
+                           attention_kernel<rare_consumer<1, false>>);
+        time_version<true>(p, "v8 2 stages", attention_kernel<rare_consumer<2, false>>);
+        time_version<true>(p, "v8 4 stages", attention_kernel<rare_consumer<4, false>>);
+        time_version<true>(p, "v8 8 stages", attention_kernel<rare_consumer<8, false>>);
+        time_version<true>(p, "v8 16 stages", attention_kernel<rare_consumer<16, false>>);
+        time_version<true>(p, "v9 4 stages", attention_kernel<rare_consumer<4, true>>);
+        time_version<true>(p, "v9 8 stages", attention_kernel<rare_consumer<8, true>>);
     }
 }

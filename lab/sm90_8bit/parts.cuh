@@ -2,9 +2,9 @@
 // kernel around a consumer.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dense attention of one batch entry, D = HEAD: 128 or 64. A tile is 128 query rows; two warpgroups
-// of consumers take 64 rows each. K comes as [128 keys][D bytes], V transposed as [D columns][128
-// keys], with eight rows of ones behind it.
+// Dense attention of one batch entry, D = HEAD: 128 or 64. A tile is 64 query rows for each of two
+// warpgroups of consumers, or of three (TEAM 3, v8 and v9 at D = 64 only). K comes as [128 keys][D
+// bytes], V transposed as [D columns][128 keys], with eight rows of ones behind it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,11 @@
 #ifndef HEAD
 #define HEAD 128
 #endif
-constexpr int D = HEAD, KEYS = 128, TILE = 128, NO = D / 2 + 4; // NO: accumulators with the sums
+#ifndef TEAM
+#define TEAM 2
+#endif
+constexpr int D = HEAD, KEYS = 128, TILE = 64 * TEAM,
+              NO = D / 2 + 4; // NO: accumulators with the sums
 constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
 constexpr int MAGIC_BITS = 0x4B400000;
 
@@ -23,13 +27,13 @@ struct args {
     float *lse;       // [H][N], of the logits minus those of the centre of k
     // [H][nq], [H][nk], [H][D], [H][D]
     const float *q_scale, *k_scale, *v_scale, *v_centre;
-    int N, H, nq, nk, tiles;
+    int N, H, nq, nk, blocks, tiles; // nk: key blocks that a tile visits; blocks: of a head
     int *next;
     float scale_log2;
     long long *cycles; // that the first block took
 };
 
-constexpr int RING = D == 128 ? 5 : 10, V_BYTES = KEYS * D + 1024;
+constexpr int RING = D == 128 ? 5 : TEAM == 2 ? 10 : 9, V_BYTES = KEYS * D + 1024;
 constexpr int Q_AT = 0, K_AT = TILE * D, V_AT = K_AT + RING * KEYS * D,
               BARS_AT = V_AT + RING * V_BYTES, INFO_AT = BARS_AT + 8 * (4 * RING + 2),
               SHARED = INFO_AT + 64 + 1024;
@@ -115,10 +119,10 @@ struct memory_view {
         proxy_fence();
         if (threadIdx.x == 0) {
             for (int s = 0; s < RING; ++s) {
-                mbar_init(k_full(s), 1), mbar_init(k_empty(s), 8);
-                mbar_init(v_full(s), 1), mbar_init(v_empty(s), 8);
+                mbar_init(k_full(s), 1), mbar_init(k_empty(s), 4 * TEAM);
+                mbar_init(v_full(s), 1), mbar_init(v_empty(s), 4 * TEAM);
             }
-            mbar_init(q_full(), 1), mbar_init(q_empty(), 8);
+            mbar_init(q_full(), 1), mbar_init(q_empty(), 4 * TEAM);
             mbar_init_fence();
         }
         __syncthreads();
@@ -196,7 +200,7 @@ DEV void store(const args &a, int tile, int wg, const float (&o)[N], const float
 
 // C: the consumer of a version.
 template <class C>
-__global__ void __launch_bounds__(384, 1)
+__global__ void __launch_bounds__(128 * TEAM + 128, 1)
     attention_kernel(const __grid_constant__ args a, const __grid_constant__ CUtensorMap qm,
                      const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
 {
@@ -204,11 +208,11 @@ __global__ void __launch_bounds__(384, 1)
     const memory_view mem(raw);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     mem.begin();
-    if (warp >= 8) {
+    if (warp >= 4 * TEAM) {
         regs_lower<24>();
-        if (warp == 8 && lane == 0) produce(a, mem, &qm, &km, &vm);
+        if (warp == 4 * TEAM && lane == 0) produce(a, mem, &qm, &km, &vm);
     } else {
-        regs_raise<240>();
+        regs_raise<TEAM == 2 ? 240 : 160>();
         C(a, mem, warp, lane).run();
     }
 }

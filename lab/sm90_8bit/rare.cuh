@@ -3,12 +3,13 @@
 //
 // A thread compares the largest logit of its own columns with the maximum so far. Only if a thread
 // of the warp saw a larger one, the warp shuffles maxima and computes factors. t takes the products
-// of several stages; o takes t when a maximum grew, or after FLUSH stages.
+// of several stages; o takes t after FLUSH stages. If a maximum grew, o takes t at once (v8), or t
+// is scaled (v9, SCALE).
 #pragma once
 
 #include "parts.cuh"
 
-template <int FLUSH> struct rare_consumer {
+template <int FLUSH, bool SCALE> struct rare_consumer {
     static constexpr int STEPS = D / 32;
     const args &a;
     const memory_view &mem;
@@ -53,11 +54,17 @@ template <int FLUSH> struct rare_consumer {
     // P comes with a new maximum, or t is full.
     __device__ __forceinline__ void merge()
     {
-        if (!grew && --left > 0) return;
-        flush();
-        left = FLUSH;
-        beta[0] = beta[1] = 1.0f;
-        if (grew) beta[0] = alpha[0], beta[1] = alpha[1];
+        if ((!SCALE && grew) || --left == 0) {
+            flush();
+            left = FLUSH;
+            beta[0] = beta[1] = 1.0f;
+        }
+        if (!grew) return;
+        beta[0] *= alpha[0], beta[1] *= alpha[1];
+        if constexpr (SCALE) {
+#pragma unroll
+            for (int i = 0; i < NO; ++i) t[i] *= alpha[i / 2 % 2];
+        }
     }
     __device__ __forceinline__ void softmax(float f)
     {
@@ -121,8 +128,10 @@ template <int FLUSH> struct rare_consumer {
             mbar_wait(mem.q_full(), q_phase), q_phase ^= 1;
             const int tile = *mem.tile();
             if (tile < 0) return;
-            const float fq = a.q_scale[tile] * a.scale_log2;
-            const float *const k_scale = a.k_scale + tile / a.nq * a.nk;
+            const float fq =
+                a.q_scale[tile / a.nq * a.blocks + (tile % a.nq * TILE + 64 * wg) / 128] *
+                a.scale_log2;
+            const float *const k_scale = a.k_scale + tile / a.nq * a.blocks;
             m[0] = m[1] = -1e30f, beta[0] = beta[1] = 1.0f;
             left = FLUSH + 1;
 #pragma unroll
