@@ -17,12 +17,15 @@
 namespace sm90
 {
 
-// BRANCH: skips the update of the maxima and the rescaling of O if no row of the warp grew: the
-// same bits with fewer instructions. The assembler moves the wait for PV up as far as it can, but
-// not past a branch; with one, the maximum and its shuffles overlap PV. It needs registers that the
-// 112 of two teams lack.
+// BRANCH: as long as no P of the warp exceeds 2^LAG, the references stay as they are: O is not
+// rescaled, and the lanes of a quad do not exchange maxima. This costs no precision, because P has
+// an exponent. 2^LAG fits into f16, and 2^LAG times the keys of a row into f32. The assembler moves
+// the wait for PV up as far as it can, but not past a branch; with one, the maximum overlaps PV.
+// The branch needs registers that the 112 of two teams lack.
 template <bool BRANCH> struct softmax_rows {
-    // Reference maximum of the unscaled logits; the same in a quad, never below kernel_args.floor.
+    static constexpr float LAG = 8.0f;
+    // Reference of the unscaled logits: their maximum so far, or less. The same in a quad, never
+    // below kernel_args.floor.
     float m[2];
     float l[2];     // this thread's part of the row sums
     float alpha[2]; // factor for O after the block in flight
@@ -39,14 +42,14 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
+    // The largest of this thread's columns.
     template <int N>
-    static __device__ __forceinline__ void row_max(float (&out)[2], const float (&s)[N])
+    static __device__ __forceinline__ void own_max(float (&out)[2], const float (&s)[N])
     {
         float x[4] = { s[0], s[1], s[2], s[3] };
 #pragma unroll
         for (int i = 4; i < N; ++i) x[i % 4] = fmaxf(x[i % 4], s[i]);
         out[0] = fmaxf(x[0], x[1]), out[1] = fmaxf(x[2], x[3]);
-        quad_max(out);
     }
 
     __device__ __forceinline__ void follow(const float (&x)[2], float scale_log2)
@@ -66,12 +69,17 @@ template <bool BRANCH> struct softmax_rows {
     __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias)
     {
         float x[2];
-        row_max(x, s);
+        own_max(x, s);
         if constexpr (BIAS) x[0] += bias, x[1] += bias;
-        x[0] = fmaxf(x[0], m[0]), x[1] = fmaxf(x[1], m[1]);
         rescale = true;
-        if constexpr (BRANCH) rescale = __any_sync(~0u, x[0] > m[0] || x[1] > m[1]);
-        if (!BRANCH || rescale) follow(x, scale_log2);
+        if constexpr (BRANCH)
+            rescale = __any_sync(~0u, (x[0] - m[0]) * scale_log2 > LAG ||
+                                          (x[1] - m[1]) * scale_log2 > LAG);
+        if (!BRANCH || rescale) {
+            quad_max(x);
+            x[0] = fmaxf(x[0], m[0]), x[1] = fmaxf(x[1], m[1]);
+            follow(x, scale_log2);
+        }
         const float c[2] = { (BIAS ? m[0] - bias : m[0]) * scale_log2,
                              (BIAS ? m[1] - bias : m[1]) * scale_log2 };
 #pragma unroll
