@@ -96,7 +96,8 @@ static inline quantised carve_quantised(carve *ws, const esa_attn_args *a, int64
     return q;
 }
 
-// Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue four launches.
+// Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue three or four
+// launches.
 // sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
 esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream);

@@ -18,10 +18,11 @@ namespace sm90
 {
 
 // BRANCH: as long as no P of the warp exceeds 2^LAG, the references stay as they are: O is not
-// rescaled, and the lanes of a quad do not exchange maxima. This costs no precision, because P has
-// an exponent. 2^LAG fits into f16, and 2^LAG times the keys of a row into f32. The assembler moves
-// the wait for PV up as far as it can, but not past a branch; with one, the maximum overlaps PV.
-// The branch needs registers that the 112 of two teams lack.
+// rescaled, and the lanes of a quad do not exchange maxima. The relative error of a P stays the
+// same, because P has an exponent; but P of a dominant key is no longer exactly 1. 2^LAG fits into
+// f16, and 2^LAG times the keys of a row into f32. The assembler moves the wait for PV up as far as
+// it can, but not past a branch; with one, the maximum overlaps PV. The branch needs registers that
+// the 112 of two teams lack.
 template <bool BRANCH> struct softmax_rows {
     static constexpr float LAG = 8.0f;
     // Reference of the unscaled logits: their maximum so far, or less. The same in a quad, never
