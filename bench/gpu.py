@@ -397,7 +397,7 @@ class Bench:
             for d in (1.0, 0.2):
                 kept = None if d == 1.0 else g.random_kept(H, n, n, d, gen)
                 mask = None if d == 1.0 else g.esa_mask(self.ctx, kept, N, 128, 128)
-                for factor in (1, 2):  # twice as large, a few keys dominate many rows
+                for factor in (1, 2):  # with q doubled, a few keys dominate many rows
                     queries = q * factor
                     o, again = (torch.full_like(q, math.nan) for _ in range(2))
                     self.ours(self.ctx, mask, queries, k, v, o)[1]()

@@ -18,19 +18,21 @@
 #define TEAM 2
 #endif
 constexpr int D = HEAD, KEYS = 128, TILE = 64 * TEAM,
-              NO = D / 2 + 4; // NO: accumulators with the sums
+              NO = D / 2 + 4; // accumulators of a thread, with four for the sums
 constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
 constexpr int MAGIC_BITS = 0x4B400000;
 
 struct args {
     __nv_bfloat16 *o; // [H][N][D]
     float *lse;       // [H][N], of the logits minus those of the centre of k
-    // [H][nq], [H][nk], [H][D], [H][D]
+    // [H][blocks], [H][blocks], [H][D], [H][D]
     const float *q_scale, *k_scale, *v_scale, *v_centre;
-    int N, H, nq, nk, blocks, tiles; // nk: key blocks that a tile visits; blocks: of a head
+    int N, H;
+    int nq, nk;        // tiles of a head; key blocks that a tile visits
+    int blocks, tiles; // blocks of 128 rows of a head; tiles of all heads
     int *next;
     float scale_log2;
-    long long *cycles; // that the first block took
+    long long *cycles; // cycles of thread block 0
 };
 
 constexpr int RING = D == 128 ? 5 : TEAM == 2 ? 10 : 9, V_BYTES = KEYS * D + 1024;

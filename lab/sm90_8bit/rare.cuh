@@ -1,4 +1,4 @@
-// rare.cuh - the main loop that touches o rarely.
+// rare.cuh - the main loop of v8 and v9, which touches o rarely.
 // SPDX-License-Identifier: Apache-2.0
 //
 // A thread compares the largest logit of its own columns with the maximum so far. Only if a thread
@@ -51,7 +51,7 @@ template <int FLUSH, bool SCALE> struct rare_consumer {
 #pragma unroll
         for (int i = 0; i < NO; ++i) o[i] = fmaf(o[i], beta[i / 2 % 2], t[i]), t[i] = 0.0f;
     }
-    // P comes with a new maximum, or t is full.
+    // Moves t to o if it is full. If P comes with a new maximum, moves (v8) or scales (v9) t.
     __device__ __forceinline__ void merge()
     {
         if ((!SCALE && grew) || --left == 0) {

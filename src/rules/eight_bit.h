@@ -6,7 +6,7 @@
  *   P      E4M3 of 448 exp2(logit - m)
  *   v      E4M3 of (v - centre) / s, s = largest magnitude of a channel / 448
  *
- * GPUs without 8-bit floats round P and v to f16 instead of E4M3, at the same scales. */
+ * GPUs other than Hopper round P and v to f16 instead of E4M3, at the same scales. */
 #ifndef ESA_RULES_EIGHT_BIT_H
 #define ESA_RULES_EIGHT_BIT_H
 

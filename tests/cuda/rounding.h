@@ -27,8 +27,8 @@ int rounding_f16_runs(void);
 /* Rounds; pointers of args are on the host. Returns the error of CUDA, NULL if there is none. */
 const char *rounding_e4m3(rounded *out, const esa_attn_args *args);
 const char *rounding_f16(rounded *out, const esa_attn_args *args);
-/* Medians of the milliseconds of each launch (ms[0] ..), and of all of them together (the last);
- * args has no pointers. */
+/* Medians of the milliseconds of each launch (ms[0] ..), and of all of them together (the last).
+ * The shapes of args are used, its pointers are not. */
 const char *rounding_e4m3_times(float ms[ROUNDING_STEPS + 1], const esa_attn_args *args);
 const char *rounding_f16_times(float ms[ROUNDING_STEPS + 1], const esa_attn_args *args);
 

@@ -16,11 +16,11 @@
  *
  * The sm80 kernel rounds P and v to f16 (CPU_EIGHT_F16). Then the outputs differ by what the logits
  * do, d, and by the last bit of some outputs in bf16: 0.1 % in all, or 0.45 % with other centres.
- * The bounds of these are about twice as much. int8 itself has an
- * error of 0.45 % on these data. With E4M3 the difference would be 3.7 %.
+ * The bounds for f16 are two to three times as much. int8 itself has an error of 0.45 % on these
+ * data. With E4M3 the difference would be 3.7 %.
  *
- * The error of the GPU against the textbook must be that of
- * the CPU, but for chance and the rounding of the output to the dtype.
+ * The error of the GPU against the textbook must be that of the CPU, but for chance and the
+ * rounding of the output to the dtype.
  *
  * The plan says which kernel runs. Where it has no 8 bits, the case must be as good as 16 bits.
  * ESA_CUDA=sm80 tests the sm80 kernels on a GPU that has better ones. */

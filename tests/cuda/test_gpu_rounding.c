@@ -46,7 +46,7 @@ typedef struct inputs {
     int32_t *perm_q, *perm_k;
 } inputs;
 
-static float an_lse; /* that a call has one matters, not where */
+static float an_lse; /* makes a call have an LSE; never read or written */
 
 static void *allocate(int64_t bytes)
 {
@@ -164,7 +164,8 @@ static float value_at(const round_case *c, const void *v, int64_t per, int64_t g
         ((const uint8_t *)v)[((g * per / RUN + n / RUN) * c->D + d) * RUN + slot_of(n % RUN)]);
 }
 
-/* Checks one value: what is the number, in units of the scale, and about is what it was made of. */
+/* Checks one value. what: the exact number, in units of the scale; about: the size of the numbers
+ * it is computed from. */
 static void check_value(const round_case *c, float got, double what, double about)
 {
     if (isnan(what)) {
@@ -316,8 +317,9 @@ static void check_block(const round_case *c, const inputs *in, const rounded *x,
     }
 }
 
-/* Scales of all rows hold twice the largest value, those of a sample between one and 16 times as
- * much; or the largest value was found when all rows were rounded. */
+/* Scales from all rows leave room for twice the largest value. Those from a sample, or of a second
+ * rounding, leave room for between one and 16 times as much; f16 holds larger values, so its scale
+ * may also be smaller, by 128 at most. */
 static void check_value_scales(const round_case *c, const inputs *in, const rounded *x, int64_t g)
 {
     const int64_t b = g / c->Hkv, length = length_of(c, b);
@@ -341,8 +343,7 @@ static void check_value_scales(const round_case *c, const inputs *in, const roun
 }
 
 /* E4M3 without a tail: the kernels add the middle of a channel and the mean error of its codes. The
- * sum of the codes is made in f16, which has 2^-7 of the error of E4M3, and each has a random sign.
- */
+ * codes are summed in f16, which has 2^-7 of the error of E4M3, with random signs. */
 static void check_added(const round_case *c, const inputs *in, const rounded *x, int64_t g)
 {
     const int64_t b = g / c->Hkv, length = length_of(c, b);

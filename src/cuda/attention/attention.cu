@@ -2,10 +2,10 @@
 // the kernel and launches it.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each step has its own file and takes at most one launch: gather rows into block order (with an
-// order), rank the rows of every head (with a mask), block means, bits of the blocks they stand in
-// for and first states (with a tail), then the kernel. attention.cuh has the contract between
-// preparing and computing.
+// Each step has its own file: gather rows into block order (with an order), rank the rows of every
+// head (with a mask), block means, bits of the blocks they stand in for and first states (with a
+// tail), then the kernel. In 8 bits, rounding takes the place of gathering and means. docs/cuda.md
+// has a table of the steps, and attention.cuh has the contract between preparing and computing.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/prepare.cuh"
 

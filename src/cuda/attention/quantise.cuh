@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/precision.md has the arithmetic. Keys and values are stored minus a centre of their head.
-// The centre of k does not change the softmax; the kernels add the centre of v to their results.
+// The centre of k does not change the softmax; the kernels add the centre of v to their outputs.
 // The kernel of sm_90a takes values in E4M3; the one of sm_80 takes them in f16.
 #pragma once
 
@@ -37,14 +37,14 @@ struct quantised {
     float *q_scale;  // [B][Hq][nq * 128]; NaN if the row has an element that is not finite
     float *k_scale;  // [B][Hkv][nk * blocks]
     float *v_scale;  // [B][Hkv][D]
-    float *v_centre; // [B][Hkv][D] what the kernels add: v_middle, and a mean error
+    float *v_centre; // [B][Hkv][D] v_middle plus the mean error; the kernels add it to outputs
     float *k_centre; // [B][Hkv][D]
     float *q_centre; // [B][Hq][Nq] product of the query and k_centre; null without an LSE
-    // Scratch. v_middle is what was subtracted from v. v_sampled: scales of v as a sample gave
-    // them. v_over: bits of the largest |v - v_middle| that was too large for them; 0 if none was.
-    // again: whether the head has one. done: runs of the head that were rounded again. v_error:
-    // sums of the errors of the codes in units of the scale and of 2^-16; of the second rounding at
-    // [1].
+    // Scratch. v_middle: what was subtracted from v. v_sampled: scales of v that come from the
+    // sample. v_over: bits of the largest |v - v_middle| that was too large for them; 0 if none
+    // was. again: 1 if a channel of the head has such a value. done: runs of the head that were
+    // rounded again. v_error: sums of the errors of the codes of the first and of the second
+    // rounding, as whole numbers of ERROR_UNIT times the scale.
     float *partial;        // [B][Hkv][QUANTISE_PARTS][4][D]
     float *v_middle;       // [B][Hkv][D]
     float *v_sampled;      // [B][Hkv][D]

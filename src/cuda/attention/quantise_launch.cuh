@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(run_shape<D>::THREADS,
         Values::template round<T, D, TAIL, false>(p, run - p.kv_runs, sums.get());
 }
 
+// Rounds the values of heads again in which one did not fit, and adds the mean errors.
 template <class Values, class T, int D, bool TAIL>
 __global__ void __launch_bounds__(run_shape<D>::THREADS,
                                   TAIL ? run_shape<D>::BLOCKS_TAIL : run_shape<D>::BLOCKS)
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(run_shape<D>::THREADS,
             if (!p.out.again[bh]) add_error<D, 0>(p, bh);
 }
 
-// A sample that takes every row needs no second rounding.
+// AGAIN is left out if the sample has every row and there are no errors to add.
 template <class Values> int steps_of(const quantise_plan &p)
 {
     return (Values::ADDS_ERROR && !p.out.k_mean) || p.k.N >= 2 * SAMPLE ? STEPS : AGAIN;

@@ -3,20 +3,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The steps are launches (enum quantise_step). STATS sums a sample of the rows of k and v in
-// QUANTISE_PARTS parts per head, and finds the limits of v. CENTRES makes one centre and one scale
-// per column of them. ROUND reads every row of q, k and v once, through the order of the tokens,
-// and writes it in 8 bit, values in the format of the including file; block means come out of the
-// same registers. Sums have a fixed order, so the bits are always the same.
-//
-// In E4M3, without a tail, the mean error of the codes of a channel is added to its centre
-// (docs/precision.md). It is summed in whole numbers, so its bits do not depend on the order.
+// QUANTISE_PARTS parts per head, and finds the limits of v. CENTRES adds up the parts and makes one
+// centre per column of k, and one centre and one scale per column of v. ROUND reads every row of q,
+// k and v once, through the order of the tokens, and writes it in 8 bits, values in the format of
+// the including file; block means come out of the same registers. Sums have a fixed order, so the
+// bits are always the same.
 //
 // A sample is enough for the centres, which only have to be near the rows. It is not enough for the
-// scales of v, so those of a sample leave room for values SLACK times as large: a power of two,
-// which changes no mantissa. A value beyond that is reported by ROUND, and AGAIN rounds the values
-// of its head again, with the true largest one. As a rule it has nothing to do. Scales of all rows
-// leave room for twice the largest value, so that no code is the largest one but of a value that
-// does not fit, or is not finite.
+// scales of v. So scales from a sample leave room for values SLACK times as large: a power of two,
+// which changes no mantissa. ROUND reports values beyond that, and AGAIN rounds all values of their
+// heads again, with the true largest ones. As a rule there are none. Scales from all rows leave
+// room for twice the largest value. So a code of E4M3 is the largest one only if its value hardly
+// fits or is not finite, and only such codes are looked at again.
+//
+// In E4M3, without a tail, AGAIN also adds the mean error of the codes of each channel to its
+// centre (docs/precision.md). The errors are summed in whole numbers, so the bits do not depend on
+// the order.
 //
 // Memory limits the speed, so every row is loaded in pieces of 16 bytes, eight per thread at once,
 // and magnitudes are compared two at a time, before they become floats.
@@ -34,8 +36,8 @@ namespace
 constexpr int SAMPLE = 4096;   // rows that make centres and scales, at least
 constexpr int SAMPLE_STEP = 8; // and at least one row in so many
 constexpr float SLACK = 8.0f;
-constexpr int AGAIN_BLOCKS = 512;
-constexpr float ERROR_UNIT = 0x1p-16f; // of sums of errors of codes
+constexpr int AGAIN_BLOCKS = 512;      // thread blocks of AGAIN, at most
+constexpr float ERROR_UNIT = 0x1p-16f; // unit of the sums of errors, times the scale
 
 enum quantise_step { STATS, CENTRES, ROUND, AGAIN, STEPS };
 
@@ -160,9 +162,9 @@ __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(
 
 enum { K_SUM, V_SUM, V_LEAST, V_MOST, SUMS };
 
-// One row in so many is in the sample. The more keys there are, the smaller the outputs of even
-// rows get, and the nearer to the mean the centre must be: what is left of the mean in the codes
-// takes the error of the sums of P, some thousandths.
+// One row in so many is in the sample. The more keys a row weighs evenly, the smaller is its
+// output, and the nearer to the mean of v the centre must be. For what is left of the mean in the
+// codes has the relative error of the sums of P, some thousandths.
 __device__ __forceinline__ int sample_step(int length)
 {
     return min(SAMPLE_STEP, max(1, length / SAMPLE));
@@ -216,12 +218,13 @@ __global__ void __launch_bounds__(run_shape<D>::THREADS)
     }
 }
 
-// The scale of values the largest of which is known.
+// The scale of values whose largest magnitude is known.
 __device__ __forceinline__ float whole_scale(float largest)
 {
     return 2.0f * esa_eight_scale(largest, ESA_EIGHT_TOP);
 }
-// The scale of values from those of a sample. If those are all 0, a value that is not is reported.
+// The scale of values of which a sample has this largest magnitude. If the sample is all 0, the
+// scale is so small that any value of normal size is reported.
 __device__ __forceinline__ float sampled_scale(float largest, int step)
 {
     if (step == 1) return whole_scale(largest);

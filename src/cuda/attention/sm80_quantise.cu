@@ -3,8 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Values are stored in units of their channel's scale, within -448 .. 448. So values of bf16 beyond
-// the largest f16 do not overflow, and those of a small channel do not underflow. If the scales
-// come from a sample, the values are smaller by a power of two, and may be as large as f16 is.
+// the largest f16 do not overflow, and those of a small channel do not underflow. With scales
+// from a sample, most values are smaller by a power of two, but one that the sample lacks may be as
+// large as f16 allows.
 #include "cuda/attention/quantise_launch.cuh"
 #include "cuda/runtime/ptx.cuh"
 

@@ -17,7 +17,7 @@
 //   - Integers become floats when they are added to the bits of 1.5 * 2^23. This is exact, because
 //     |S| <= 127 * 127 * D < 2^22.
 //
-// D is 128. At D = 64 the exponentials take most of the time, so 8 bits gain nothing (the notes
+// D is 128. At D = 64 the exponentials take most of the time, so 8 bits do not pay there (the notes
 // have numbers).
 #pragma once
 

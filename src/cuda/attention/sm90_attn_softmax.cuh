@@ -20,13 +20,13 @@ namespace sm90
 // BRANCH: as long as no P of the warp exceeds 2^LAG, the references stay as they are: O is not
 // rescaled, and the lanes of a quad do not exchange maxima. The relative error of a P stays the
 // same, because P has an exponent. But P of a dominant key is no longer exactly 1, so LAG is small:
-// with 2 the error grows by 1 to 8 %, with 8 by up to 27 % (lab/sm90/lag.py). The assembler moves
-// the wait for PV up as far as it can, but not past a branch; with one, the maximum overlaps PV.
-// The branch needs registers that the 112 of two teams lack.
+// with 2 the error (root mean square) grows by 1 to 8 %, with 8 by up to 27 % (lab/sm90/lag.py).
+// The assembler moves the wait for PV up as far as it can, but not past a branch; with one, the
+// maximum overlaps PV. The branch needs registers that the 112 of two teams lack.
 template <bool BRANCH> struct softmax_rows {
     static constexpr float LAG = 2.0f;
-    // Reference of the unscaled logits: their maximum so far, or less. The same in a quad, never
-    // below kernel_args.floor.
+    // Reference of the unscaled logits: their maximum so far, or with BRANCH up to LAG (log2) less.
+    // The same in a quad, never below kernel_args.floor.
     float m[2];
     float l[2];     // this thread's part of the row sums
     float alpha[2]; // factor for O after the block in flight

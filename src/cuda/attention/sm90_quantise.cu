@@ -15,15 +15,15 @@ __device__ __forceinline__ void add_whole(long long *sum, float x)
 
 __device__ __forceinline__ uint8_t to_e4m3(float x) { return (uint8_t)pack_e4m3(x, 0, 0, 0); }
 
-// The sum of the numbers of four bytes, in two halves. Its own error is random, and far below that
-// of the bytes.
+// The sum of the numbers of four bytes, in two halves. The sum in f16 has a random error far below
+// that of the bytes.
 __device__ __forceinline__ __half2 sum_of(uint32_t w)
 {
     return __hadd2(unpack_e4m3((uint16_t)w), unpack_e4m3((uint16_t)(w >> 16)));
 }
 
-// Bytes of the 8 rows of a thread, key after key: two words for each of 8 columns; and the sums of
-// their errors, v - code in units of the scale, of the first `exist` rows.
+// Makes the bytes of the 8 rows of a thread, key after key: two words for each of 8 columns. error:
+// for each column, the sum of v - code over the first `exist` rows, in units of the scale.
 template <class T, int D>
 __device__ __forceinline__ void to_words(uint32_t (&w)[8][2], float (&error)[8],
                                          const packed<T> (&row)[8], int exist,
@@ -64,7 +64,7 @@ __device__ __forceinline__ void to_words(uint32_t (&w)[8][2], float (&error)[8],
     }
 }
 
-// Adds sums of errors of all threads to those of the head.
+// Adds the sums of errors of all threads to the sums `to` of the head.
 template <int D>
 __device__ __forceinline__ void put_errors(long long *to, const float (&error)[8],
                                            const run_shape<D> &my)
