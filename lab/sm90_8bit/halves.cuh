@@ -113,7 +113,7 @@ struct half_consumer {
     __device__ __forceinline__ void tile(int number)
     {
         const float fq = a.q_scale[number] * a.scale_log2;
-        const float *const k_scale = a.k_scale + number / a.nq * a.nk;
+        const float *const k_scale = a.k_scale + number / a.nq * a.blocks;
         const int end = a.nk - 1;
         mbar_wait(mem.k_full(kr.stage), kr.phase);
         pin(s[0]);

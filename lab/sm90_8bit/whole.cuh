@@ -213,7 +213,7 @@ template <class V> struct consumer {
             const int tile = *mem.tile();
             if (tile < 0) return;
             const float fq = a.q_scale[tile] * a.scale_log2;
-            const float *const k_scale = a.k_scale + tile / a.nq * a.nk;
+            const float *const k_scale = a.k_scale + tile / a.nq * a.blocks;
             m[0] = m[1] = -1e30f, l[0] = l[1] = 0.0f;
 #pragma unroll
             for (int i = 0; i < N; ++i) o[i] = 0.0f;
