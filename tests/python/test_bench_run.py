@@ -2,6 +2,7 @@
 """Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
 together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -79,11 +80,13 @@ def test_beside(tmp_path):
     words = [sys.executable, ROOT / "bench" / "beside.py", "--mini", "--device", "cpu", "--shapes", "mini-wan",
              "--rounds", "2", "--steps", "2", "--linear", "bf16", "--json", path, "--esa", find_command()]
     small = f"--model {ROOT / 'models' / 'wan-tiny'} --device cpu --frames 1"
-    done = subprocess.run([*words, "--engine", small], capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run([*words, "--engine", small], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     seconds = json.loads(path.read_text())["results"][0]["seconds"]
     assert list(seconds) == ["diffusers dense", "dense bf16", "diffusers esa", "sparse bf16"]
     assert all(len(turns) == 2 and min(turns) > 0 for turns in seconds.values())
     assert "sparse bf16" in done.stdout and "of diffusers esa" in done.stdout
-    done = subprocess.run([*words, "--engine", "--model none"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*words, "--engine", "--model none"], capture_output=True, text=True, timeout=600,
+                          env=environment)
     assert done.returncode == 1 and "beside.py" in done.stderr and "none" in done.stderr
