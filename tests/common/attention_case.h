@@ -43,8 +43,9 @@ int find_test_levels(int32_t *level, int *native);
 /* A ctx of a level. */
 esa_ctx *level_ctx(int32_t level, int32_t threads);
 /* Runs the case on every given level and checks: output and LSE within the bound (twice the error
- * of a naive same-precision attention plus a floor from the data), guard bytes untouched. Prints a
- * wrong case and goes on; no_wrong_case, as the teardown of the test, makes it fail. */
+ * of a naive same-precision attention plus a floor from the data), guard bytes untouched. On a GPU
+ * it also runs the case without asking for the LSE. Prints a wrong case and goes on; no_wrong_case,
+ * as the teardown of the test, makes it fail. */
 int no_wrong_case(void **state);
 void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads);
 /* Runs the case and returns the error of the output against the textbook, relative in the L2 norm.

@@ -189,6 +189,31 @@ static void large_scores(void **state)
                                     .range = 30.0 });
 }
 
+/* Long lists in which the largest scores may come late. After 64 stages of 128 keys, and at D 64
+ * without LSE from the second half stage on, the Hopper kernel computes P before it looks at the
+ * maxima. With the ranges here scores have standard deviations of about 1, 12, 75 and 300, so late
+ * maxima are hardly larger, larger by powers of two, or so much larger that P overflows and the
+ * scores are computed again. */
+static void late_maxima(void **state)
+{
+    static const double range[] = { 0.0, 6.0, 15.0, 30.0 };
+    (void)state;
+    for (size_t i = 0; i < sizeof range / sizeof range[0]; i++)
+        for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++)
+            for (int kind = 0; kind < 3; kind++) /* dense, masked, masked with a tail */
+                both_dims((attention_case){ .B = 1,
+                                            .Hq = 1,
+                                            .Hkv = 1,
+                                            .Nq = 140,
+                                            .Nk = 10100,
+                                            .dtype = dtype,
+                                            .block_q = 128,
+                                            .block_k = 128,
+                                            .density = kind ? 0.95 : -1.0,
+                                            .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
+                                            .range = range[i] });
+}
+
 /* Dense calls with so many rows at D 64 that the Hopper kernel takes tiles of 192: lengths around
  * the edges of these tiles, and absent keys. */
 static void many_rows(void **state)
@@ -284,50 +309,60 @@ static void same_bits(void **state)
 }
 
 /* NaN and infinity in f16 and bf16: one bad query spoils its row alone; a key of infinite score
- * spoils the rows it is large for. */
+ * spoils the rows it is large for. Without the LSE there may be another kernel. */
+static void not_finite_one(int32_t level, int32_t dtype, int D, int with_lse)
+{
+    enum { N = 200 };
+    static uint16_t q[N * 128], k[N * 128], v[N * 128], o[N * 128];
+    static float lse[N];
+    static double got[N * 128];
+    const uint16_t infinity = dtype == ESA_DTYPE_F16 ? 0x7c00 : 0x7f80,
+                   nan = (uint16_t)(infinity | 1), one = dtype == ESA_DTYPE_F16 ? 0x3c00 : 0x3f80;
+    esa_tensor tq = esa_tensor_bnsd(q, dtype, 1, 1, N, D), tk = tq, tv = tq, to = tq,
+               tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
+    tk.data = k;
+    tv.data = v;
+    to.data = o;
+    esa_ctx *ctx = level_ctx(level, 0);
+    esa_attention_params ap = esa_attention_params_default();
+    ap.lse = with_lse ? &tl : NULL;
+    tensor_fill(&tq, 1, 1.0);
+    tensor_fill(&tk, 2, 1.0);
+    tensor_fill(&tv, 3, 1.0);
+    q[3 * D + 5] = nan;
+    assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+    tensor_to_double(got, &to);
+    for (int n = 0; n < N; n++)
+        for (int d = 0; d < D; d++) assert_true(isnan(got[n * D + d]) == (n == 3));
+    assert_true(!with_lse || (isnan((double)lse[3]) && isfinite((double)lse[4])));
+    tensor_fill(&tq, 1, 1.0);
+    for (int n = 0; n < N; n++) q[n * D] = (uint16_t)(n % 2 ? one : one | 0x8000u);
+    /* +inf for odd rows, an absent key for even ones; in the first stage that is visited, and in
+     * the second */
+    for (int key = 150; key > 0; key -= 100) {
+        tensor_fill(&tk, 2, 1.0);
+        k[key * D] = infinity;
+        assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+        tensor_to_double(got, &to);
+        for (int n = 0; n < N; n++) assert_true(isnan(got[n * D + 9]) == (n % 2));
+    }
+    for (int n = 0; n < N; n++) k[n * D] = infinity;
+    assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+    tensor_to_double(got, &to);
+    /* every key absent */
+    for (int n = 0; n < N; n += 2)
+        assert_true(got[n * D + 9] == 0.0 && (!with_lse || lse[n] == -INFINITY));
+    esa_ctx_free(ctx);
+}
+
 static void not_finite(void **state)
 {
-    enum { N = 200, D = 128 };
-    static uint16_t q[N * D], k[N * D], v[N * D], o[N * D];
-    static float lse[N];
-    static double got[N * D];
     (void)state;
     for (int i = 0; i < levels; i++)
-        for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++) {
-            const uint16_t infinity = dtype == ESA_DTYPE_F16 ? 0x7c00 : 0x7f80,
-                           nan = (uint16_t)(infinity | 1),
-                           one = dtype == ESA_DTYPE_F16 ? 0x3c00 : 0x3f80;
-            esa_tensor tq = esa_tensor_bnsd(q, dtype, 1, 1, N, D), tk = tq, tv = tq, to = tq,
-                       tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
-            tk.data = k;
-            tv.data = v;
-            to.data = o;
-            esa_ctx *ctx = level_ctx(level_of[i], 0);
-            esa_attention_params ap = esa_attention_params_default();
-            ap.lse = &tl;
-            tensor_fill(&tq, 1, 1.0);
-            tensor_fill(&tk, 2, 1.0);
-            tensor_fill(&tv, 3, 1.0);
-            q[3 * D + 5] = nan;
-            assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
-            tensor_to_double(got, &to);
-            for (int n = 0; n < N; n++)
-                for (int d = 0; d < D; d++) assert_true(isnan(got[n * D + d]) == (n == 3));
-            assert_true(isnan((double)lse[3]) && isfinite((double)lse[4]));
-            tensor_fill(&tq, 1, 1.0);
-            for (int n = 0; n < N; n++) q[n * D] = (uint16_t)(n % 2 ? one : one | 0x8000u);
-            k[150 * D] = infinity; /* +inf for odd rows, an absent key for even ones */
-            assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
-            tensor_to_double(got, &to);
-            for (int n = 0; n < N; n++) assert_true(isnan(got[n * D + 9]) == (n % 2));
-            for (int n = 0; n < N; n++) k[n * D] = infinity;
-            assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
-            tensor_to_double(got, &to);
-            /* every key absent */
-            for (int n = 0; n < N; n += 2)
-                assert_true(got[n * D + 9] == 0.0 && lse[n] == -INFINITY);
-            esa_ctx_free(ctx);
-        }
+        for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++)
+            for (int D = 64; D <= 128; D += 64)
+                for (int with_lse = 0; with_lse < 2; with_lse++)
+                    not_finite_one(level_of[i], dtype, D, with_lse);
 }
 
 #define CASES(test) cmocka_unit_test_teardown(test, no_wrong_case)
@@ -342,6 +377,7 @@ int main(void)
         CASES(causal),
         CASES(orders),
         CASES(large_scores),
+        CASES(late_maxima),
         CASES(many_rows),
         CASES(others),
         cmocka_unit_test(same_bits),
