@@ -84,7 +84,7 @@ template <class T, int D, bool FULL> struct consumer8 {
     {
         grew = __any_sync(~0u, top[0] > m[0] || top[1] > m[1]);
         if (!grew) return;
-        softmax_rows<true>::quad_max(top);
+        quad_max(top);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             top[r] = fmaxf(top[r], m[r]); // NaN is left out
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(block_shape<D, 8>::THREADS, 1)
 {
     using S = block_shape<D, 8>;
     using plan = smem_plan<D, 8>;
-    extern __shared__ unsigned char raw[];
+    extern __shared__ __align__(1024) unsigned char raw[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const smem_view<D, 8> sm(raw, 0);
     constexpr int PRODUCER = 4 * S::CONSUMERS;

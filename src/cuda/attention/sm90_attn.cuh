@@ -22,9 +22,9 @@
 //
 // Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_gather.cuh (helper warps),
 // sm90_attn_softmax.cuh (logits to probabilities), sm90_attn_team.cuh (shared by both consumers),
-// sm90_attn_whole.cuh and sm90_attn_halves.cuh (main loops), sm90_attn_kernel.cuh (the kernel and
-// its launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs,
-// tensor maps).
+// sm90_attn_again.cuh (logits of one warp, for a rare case), sm90_attn_whole.cuh and
+// sm90_attn_halves.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its launch),
+// sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor maps).
 //
 // The 8-bit kernel shares the producer and the store. Its queries, keys and values come from
 // sm90_quantise.cu. sm90_8bit.cuh has what is different.
@@ -41,6 +41,7 @@ constexpr int TILE_Q = 128;     // query rows per tile: two wgmma M of 64
 constexpr int WIDE_TILE = 192;  // the same of wide tiles
 constexpr int STAGE_KEYS = 128; // keys or means per ring stage
 constexpr int SLIVER = 16;      // columns that justify a softmax of their own
+constexpr int TURN_BARRIER = 8; // named barriers of warpgroups that take turns: 8 and 9
 
 struct kernel_args {
     const int32_t *count;  // [mask_B][Hq][nq] or null: dense
@@ -103,7 +104,7 @@ template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 // go to the consumers. Its other warps are the helpers. setmaxnreg moves registers within what the
 // launch allocated; asking for more hangs.
 //
-// D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
+// D = 128: O, S and P in registers leave room for one tile at a time. D = 64: with 64 keys per
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
 // other's waits. There is one wide tile at a time, and its three consumers share K and V.
 //
@@ -177,8 +178,8 @@ struct stage_note {
     uint32_t flags;
     // Diagonal: first key of each half, minus the last key that the first row of the tile sees.
     int32_t key[2];
-    // Means: what their unscaled logits get, the column of a last mean of fewer tokens than the
-    // others or -1, and how much less that one gets.
+    // Means: what their logits get, in units of log2; the column of a last mean of fewer tokens
+    // than the others, or -1; and how much less that one gets, unscaled.
     float bias;
     int32_t last;
     float last_less;
@@ -222,7 +223,14 @@ template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_plan {
     static constexpr int ONES_BYTES = BITS == 8 ? 8 * 128 : 0;
     static constexpr int STAGE_BYTES = TILE_BYTES + ONES_BYTES;
     static constexpr int RING = Q_BYTES;
-    static constexpr int NOTES = RING + STAGES * STAGE_BYTES;
+    // What the copies of a team write: Q and the ring. It comes first, because swizzled tiles begin
+    // at multiples of 1024 bytes.
+    static constexpr int TILES = RING + STAGES * STAGE_BYTES;
+    // 16 bit, D = 64: ones for all teams, which P V multiplies as if they were eight more columns
+    // of V (softmax_rows). 16 keys of 128 bytes.
+    static constexpr int ONES_COLUMNS = D == 64 && BITS == 16 ? 16 * 128 : 0;
+    // The rest of a team, in a place of its own.
+    static constexpr int NOTES = 0;
     // full[STAGES], empty[STAGES], q_full, q_empty
     static constexpr int BARS = NOTES + STAGES * (int)sizeof(note);
     static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
@@ -231,55 +239,58 @@ template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_plan {
     static constexpr int HELPERS = shape::HELPERS;
     // ready[HELPERS], free[HELPERS]
     static constexpr int DESK_BARS = DESKS + HELPERS * (int)sizeof(gather_job);
-    static constexpr int TEAM = (DESK_BARS + 8 * (2 * HELPERS) + 1023) & ~1023;
-    // Room to align the base to a swizzle atom.
-    static constexpr int BLOCK = shape::TEAMS * TEAM + 1024;
+    static constexpr int REST = (DESK_BARS + 8 * (2 * HELPERS) + 15) & ~15;
+    static constexpr int BLOCK = shape::TEAMS * (TILES + REST) + ONES_COLUMNS;
     static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
 };
 
 template <int D, int BITS = 16, int ROWS = TILE_Q> struct smem_view {
     using plan = smem_plan<D, BITS, ROWS>;
     static constexpr int STAGES = plan::STAGES;
-    uint32_t base;
+    uint32_t tiles, rest, ones;
     typename plan::note *notes; // [STAGES]; those of value stages are unused
     tile_info *info;
     volatile tile_facts *facts; // volatile: read at each use, not kept in registers
     gather_job *desks;          // [HELPERS]
+    // raw: aligned to 1024 bytes.
     __device__ __forceinline__ smem_view(unsigned char *raw, int team)
     {
-        const uint32_t a = smem_addr(raw);
-        base = ((a + 1023) & ~1023u) + team * plan::TEAM;
-        notes = (typename plan::note *)(raw + (base - a) + plan::NOTES);
-        info = (tile_info *)(raw + (base - a) + plan::INFO);
-        facts = (tile_facts *)(raw + (base - a) + plan::FACTS);
-        desks = (gather_job *)(raw + (base - a) + plan::DESKS);
+        constexpr int TEAMS = plan::shape::TEAMS;
+        const int offset = TEAMS * plan::TILES + plan::ONES_COLUMNS + team * plan::REST;
+        tiles = smem_addr(raw) + team * plan::TILES;
+        ones = smem_addr(raw) + TEAMS * plan::TILES;
+        rest = smem_addr(raw) + offset;
+        notes = (typename plan::note *)(raw + offset + plan::NOTES);
+        info = (tile_info *)(raw + offset + plan::INFO);
+        facts = (tile_facts *)(raw + offset + plan::FACTS);
+        desks = (gather_job *)(raw + offset + plan::DESKS);
     }
-    __device__ __forceinline__ uint32_t q() const { return base; }
+    __device__ __forceinline__ uint32_t q() const { return tiles; }
     __device__ __forceinline__ uint32_t stage(uint32_t s) const
     {
-        return base + plan::RING + s * plan::STAGE_BYTES;
+        return tiles + plan::RING + s * plan::STAGE_BYTES;
     }
-    __device__ __forceinline__ uint32_t full(uint32_t s) const { return base + plan::BARS + 8 * s; }
+    __device__ __forceinline__ uint32_t full(uint32_t s) const { return rest + plan::BARS + 8 * s; }
     __device__ __forceinline__ uint32_t empty(uint32_t s) const
     {
-        return base + plan::BARS + 8 * (STAGES + s);
+        return rest + plan::BARS + 8 * (STAGES + s);
     }
     __device__ __forceinline__ uint32_t q_full() const
     {
-        return base + plan::BARS + 8 * (2 * STAGES);
+        return rest + plan::BARS + 8 * (2 * STAGES);
     }
     __device__ __forceinline__ uint32_t q_empty() const
     {
-        return base + plan::BARS + 8 * (2 * STAGES + 1);
+        return rest + plan::BARS + 8 * (2 * STAGES + 1);
     }
     // A job lies on the helper's desk; the helper has read it.
     __device__ __forceinline__ uint32_t desk_ready(uint32_t helper) const
     {
-        return base + plan::DESK_BARS + 8 * helper;
+        return rest + plan::DESK_BARS + 8 * helper;
     }
     __device__ __forceinline__ uint32_t desk_free(uint32_t helper) const
     {
-        return base + plan::DESK_BARS + 8 * (plan::HELPERS + helper);
+        return rest + plan::DESK_BARS + 8 * (plan::HELPERS + helper);
     }
 
     template <bool FULL> __device__ __forceinline__ void init_barriers() const

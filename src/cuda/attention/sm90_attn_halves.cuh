@@ -11,10 +11,11 @@
 namespace sm90
 {
 
-template <class T, bool FULL> struct consumer_halves : team_member<64, FULL> {
+template <class T, bool FULL, bool ONES>
+struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
     static constexpr int D = 64;
     static constexpr int HALF = 64 * 128 >> 4; // 64 rows further, in descriptor units
-    using base = team_member<D, FULL>;
+    using base = team_member<T, D, FULL, TILE_Q, ONES>;
     using base::o;
     using base::release;
     using base::ring;
@@ -27,23 +28,24 @@ template <class T, bool FULL> struct consumer_halves : team_member<64, FULL> {
 
     using base::base;
 
+    __device__ __forceinline__ void begin() const {} // no turns
+
     // S = Q K^T over keys 64 * half .. of the stage, asynchronous.
     __device__ __forceinline__ void issue_qk(uint32_t stage, int half)
     {
-        const uint64_t k_desc = wgmma_desc(sm.stage(stage), 16, 1024) + half * HALF;
-        const uint64_t q_desc = wgmma_desc(sm.q() + base::wg * 64 * 128, 16, 1024);
-        wgmma_ss_kmajor<T, false>(s, q_desc, k_desc);
+        wgmma_ss_kmajor<T, false>(s, this->q_desc(0), this->k_desc(stage, half * HALF));
 #pragma unroll
         for (int i = 1; i < D / 16; ++i)
-            wgmma_ss_kmajor<T, true>(s, q_desc + 2 * i, k_desc + 2 * i);
+            wgmma_ss_kmajor<T, true>(s, this->q_desc(2 * i),
+                                     this->k_desc(stage, half * HALF + 2 * i));
         wgmma_commit();
     }
     // O += P V over keys 64 * half .. of the stage, asynchronous.
     __device__ __forceinline__ void issue_pv(uint32_t stage, int half)
     {
-        const uint64_t v_desc = wgmma_desc(sm.stage(stage), plan::CHUNK_BYTES, 1024) + half * HALF;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_rs<T>(o, p + 4 * i, v_desc + i * (16 * 128 >> 4));
+        for (int i = 0; i < 4; ++i)
+            wgmma_rs<T>(o, p + 4 * i, this->v_desc(stage, half * HALF + i * (16 * 128 >> 4)));
         wgmma_commit();
     }
 
@@ -65,8 +67,8 @@ template <class T, bool FULL> struct consumer_halves : team_member<64, FULL> {
         return flags;
     }
     // QK of half HALF_NO of stage k, PV of the half before it (in v), softmax of the new half. A
-    // half without any key keeps the maximum and adds zeros. flags: from the note of k, if NOTED.
-    // Half 0 reads them; half 1 gets them.
+    // half without any key keeps the references and adds zeros. flags: from the note of k, if
+    // NOTED. Half 0 reads them; half 1 gets them.
     template <int HALF_NO, bool NOTED>
     __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last,
                                          float scale_log2)
@@ -81,20 +83,29 @@ template <class T, bool FULL> struct consumer_halves : team_member<64, FULL> {
         issue_pv(v.stage, HALF_NO ^ 1);
         wgmma_wait<1>();
         wgmma_pin(s);
-        float bias = 0.0f;
-        if (NOTED && flags)
-            bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, HALF_NO, ring);
+        const auto wait = [&] {
+            wgmma_wait<0>();
+            wgmma_pin(p), wgmma_pin(o);
+            if (HALF_NO == 0) release(sm.empty(v.stage));
+        };
+        if constexpr (NOTED) {
+            float bias = 0.0f;
+            if (flags)
+                bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, HALF_NO, ring);
+            if (FULL && HALF_NO == 0 && (flags & NOTE_SLIVER))
+                soft.next_sliver(s, scale_log2, bias);
+            else
+                soft.template next<FULL>(s, scale_log2, bias);
+            wait();
+            pack_rows<T>(p, s);
+            soft.rescale_rows(o);
+        } else if constexpr (ONES) {
+            this->look_after(s, p, sm.stage(k.stage) + HALF_NO * (HALF << 4), scale_log2, wait);
+        } else {
+            this->template look_first<false>(s, p, scale_log2, 0.0f, wait);
+        }
         if (HALF_NO == 1) release(sm.empty(k.stage));
         if (HALF_NO == 1 && last) release(sm.q_empty());
-        if (FULL && NOTED && HALF_NO == 0 && (flags & NOTE_SLIVER))
-            soft.next_sliver(s, scale_log2, bias);
-        else
-            soft.template next<FULL && NOTED>(s, scale_log2, bias);
-        wgmma_wait<0>();
-        wgmma_pin(p), wgmma_pin(o);
-        if (HALF_NO == 0) release(sm.empty(v.stage));
-        pack_rows<T>(p, s);
-        soft.rescale_rows(o);
     }
 
     __device__ __forceinline__ void keys(const tile_info &t, float scale_log2)

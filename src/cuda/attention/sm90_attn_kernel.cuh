@@ -13,14 +13,15 @@
 namespace sm90
 {
 
-template <class T, int D, bool FULL, int ROWS> struct consumer_of {
-    using type = consumer_whole<T, D, FULL, ROWS>;
+template <class T, int D, bool FULL, int ROWS, bool ONES> struct consumer_of {
+    using type = consumer_whole<T, D, FULL, ROWS, ONES>;
 };
-template <class T, bool FULL> struct consumer_of<T, 64, FULL, TILE_Q> {
-    using type = consumer_halves<T, FULL>;
+template <class T, bool FULL, bool ONES> struct consumer_of<T, 64, FULL, TILE_Q, ONES> {
+    using type = consumer_halves<T, FULL, ONES>;
 };
 
-template <class T, int D, bool FULL, int ROWS>
+// ONES: as in softmax_rows
+template <class T, int D, bool FULL, int ROWS, bool ONES>
 __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
     attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
@@ -30,7 +31,8 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
                 const __grid_constant__ CUtensorMap v_fine)
 {
     using S = block_shape<D, 16, ROWS>;
-    extern __shared__ unsigned char raw[];
+    using plan = smem_plan<D, 16, ROWS>;
+    extern __shared__ __align__(1024) unsigned char raw[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool produces = warp >= 4 * S::CONSUMERS;
     // Producer warps from TEAMS on are helpers.
@@ -39,6 +41,12 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
 
     if (produces && team < S::TEAMS && lane == 0) sm.template init_barriers<FULL>();
     if (threadIdx.x == 0) tma_prefetch_map(&qm), tma_prefetch_map(&km), tma_prefetch_map(&vm);
+    if (ONES) {
+        constexpr uint32_t one = 0x3F803F80; // twice in bf16
+        for (int i = threadIdx.x; i < plan::ONES_COLUMNS / 16; i += S::THREADS)
+            store_shared(sm.ones + 16 * i, make_uint4(one, one, one, one));
+        proxy_fence();
+    }
     __syncthreads();
 
     if (produces) {
@@ -55,29 +63,38 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
         }
     } else {
         regs_raise<S::CONSUMER_REGS>();
-        typename consumer_of<T, D, FULL, ROWS>::type c(a, sm, team, warp % (4 * S::TEAM_CONSUMERS),
-                                                       lane);
-        consume<T, D>(c);
+        typename consumer_of<T, D, FULL, ROWS, ONES>::type c(a, sm, team,
+                                                             warp % (4 * S::TEAM_CONSUMERS), lane);
+        c.begin();
+        consume<T, D, ONES>(c);
     }
 }
 
-template <class T, int D, bool FULL, int ROWS = TILE_Q>
+template <class T, int D, bool FULL, bool ONES, int ROWS = TILE_Q>
 static cudaError_t launch(const attn_launch &l)
 {
     constexpr int bytes = smem_plan<D, 16, ROWS>::BLOCK;
-    const cudaError_t e = cudaFuncSetAttribute(attn_kernel<T, D, FULL, ROWS>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const auto kernel = attn_kernel<T, D, FULL, ROWS, ONES>;
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               bytes);
     if (e != cudaSuccess) return e;
-    attn_kernel<T, D, FULL, ROWS><<<l.blocks, block_shape<D, 16, ROWS>::THREADS, bytes, l.stream>>>(
+    kernel<<<l.blocks, block_shape<D, 16, ROWS>::THREADS, bytes, l.stream>>>(
         l.args, l.q, l.k, l.v, l.k_mean, l.v_mean, l.k_fine, l.v_fine);
     return cudaGetLastError();
 }
 
 template <class T> cudaError_t attn_run(const attn_launch &l)
 {
-    if (l.wide) return launch<T, 64, false, WIDE_TILE>(l);
-    if (l.D == 128) return l.full ? launch<T, 128, true>(l) : launch<T, 128, false>(l);
-    return l.full ? launch<T, 64, true>(l) : launch<T, 64, false>(l);
+    if (l.D == 128)
+        return l.full ? launch<T, 128, true, false>(l) : launch<T, 128, false, false>(l);
+    if constexpr (is_bf16<T>) {
+        if (!l.args.lse) {
+            if (l.wide) return launch<T, 64, false, true, WIDE_TILE>(l);
+            return l.full ? launch<T, 64, true, true>(l) : launch<T, 64, false, true>(l);
+        }
+    }
+    if (l.wide) return launch<T, 64, false, false, WIDE_TILE>(l);
+    return l.full ? launch<T, 64, true, false>(l) : launch<T, 64, false, false>(l);
 }
 
 } // namespace sm90

@@ -165,7 +165,7 @@ template <int D, bool FULL, int BITS = 16, int ROWS = TILE_Q> struct producer {
                                                    int last, int length) const
     {
         *(uint4 *)note.bits = bits;
-        note.bias = tokens_log2 * a.from_log2;
+        note.bias = (float)tokens_log2;
         note.last = length < 1 << tokens_log2 && last < STAGE_KEYS ? last : -1;
         note.last_less = (tokens_log2 - __log2f((float)length)) * a.from_log2;
         const uint32_t flags = NOTE_MEANS | NOTE_COLUMNS;

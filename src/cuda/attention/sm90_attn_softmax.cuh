@@ -17,79 +17,109 @@
 namespace sm90
 {
 
-// BRANCH: as long as no P of the warp exceeds 2^LAG, the references stay as they are: O is not
-// rescaled, and the lanes of a quad do not exchange maxima. The relative error of a P stays the
-// same, because P has an exponent. But P of a dominant key is no longer exactly 1, so LAG is small:
-// with 2 the error (root mean square) grows by 1 to 8 %, with 8 by up to 27 % (lab/sm90/lag.py).
-// The assembler moves the wait for PV up as far as it can, but not past a branch; with one, the
-// maximum overlaps PV. The branch needs registers that the 112 of two teams lack.
-template <bool BRANCH> struct softmax_rows {
-    static constexpr float LAG = 2.0f;
-    // Reference of the unscaled logits: their maximum so far, or with BRANCH up to LAG (log2) less.
-    // The same in a quad, never below kernel_args.floor.
-    float m[2];
-    float l[2];     // this thread's part of the row sums
+// The largest of this thread's columns, for both rows.
+template <int N> DEV void own_max(float (&out)[2], const float (&s)[N])
+{
+    float x[4] = { s[0], s[1], s[2], s[3] };
+#pragma unroll
+    for (int i = 4; i < N; ++i) x[i % 4] = fmaxf(x[i % 4], s[i]);
+    out[0] = fmaxf(x[0], x[1]), out[1] = fmaxf(x[2], x[3]);
+}
+DEV void quad_max(float (&x)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        x[r] = fmaxf(x[r], __shfl_xor_sync(~0u, x[r], 1));
+        x[r] = fmaxf(x[r], __shfl_xor_sync(~0u, x[r], 2));
+    }
+}
+
+// P = exp2(x - ref), where x is a logit in units of log2 and ref the reference of its row. All P
+// are below 2. References stay until some P of the warp would reach 2. Then every row whose largest
+// P exceeds 2^-HEAD raises its reference so that this P becomes 2^-HEAD, and O is rescaled.
+//
+// There are two ways to find out. look compares the maxima with the references before P is
+// computed. That takes one instruction per logit. Without it, reached_two looks at one bit of every
+// P afterwards, which takes a quarter of an instruction, and catch_up repairs the stage if a P is
+// too large. That takes longer than look, so it pays where references rise rarely: after the first
+// LOOK_STAGES of a tile.
+//
+// A P keeps its relative error at any reference, because it has an exponent. But P of a dominant
+// key is exactly a power of two only if its row raised the reference for it, so late references
+// cost some accuracy. lab/sm90/lag.py computes how much.
+//
+// ONES: P V also multiplies eight columns of ones, so the last elements of O are the sums of the
+// rounded P. That saves an addition per logit, and most of the rounding of a dominant P cancels. So
+// HEAD may be large, and references hardly ever rise. This is for bf16, because the smallest f16 is
+// 2^-24, and for calls without LSE, because such sums are not exact enough for it. Without ONES a
+// thread adds its P in f32.
+//
+// TIGHT: there are no registers for a branch in look (two teams). References follow every maximum.
+template <bool ONES, bool TIGHT> struct softmax_rows {
+    static constexpr bool BRANCH = ONES || !TIGHT;
+    static constexpr int HEAD = ONES ? 40 : BRANCH ? 2 : 0;
+    static constexpr int LOOK_STAGES = ONES ? 1 : BRANCH ? 64 : INT32_MAX;
+    // The same in a quad, never below kernel_args.floor in units of log2.
+    float ref[2];
+    float l[2];     // without ONES: this thread's part of the row sums
+    float sum[2];   // the same of the current stage
     float alpha[2]; // factor for O after the block in flight
     bool rescale;   // warp-uniform; false: alpha is 1
 
-    __device__ __forceinline__ void init(float m0, float l0) { m[0] = m[1] = m0, l[0] = l[1] = l0; }
-
-    static __device__ __forceinline__ void quad_max(float (&x)[2])
+    __device__ __forceinline__ void init(float ref0, float l0)
     {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            x[r] = fmaxf(x[r], __shfl_xor_sync(~0u, x[r], 1));
-            x[r] = fmaxf(x[r], __shfl_xor_sync(~0u, x[r], 2));
-        }
+        ref[0] = ref[1] = ref0, l[0] = l[1] = l0;
     }
 
-    // The largest of this thread's columns.
-    template <int N>
-    static __device__ __forceinline__ void own_max(float (&out)[2], const float (&s)[N])
-    {
-        float x[4] = { s[0], s[1], s[2], s[3] };
-#pragma unroll
-        for (int i = 4; i < N; ++i) x[i % 4] = fmaxf(x[i % 4], s[i]);
-        out[0] = fmaxf(x[0], x[1]), out[1] = fmaxf(x[2], x[3]);
-    }
-
-    __device__ __forceinline__ void follow(const float (&x)[2], float scale_log2)
-    {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            alpha[r] = exp2_approx((m[r] - x[r]) * scale_log2);
-            m[r] = x[r];
-            l[r] *= alpha[r];
-        }
-    }
-
-    // Turns s into P; sets rescale and alpha. -inf gives 0 (the maximum is finite). NaN and +inf
-    // give NaN in their own row: maxima skip NaN, and inf - inf is NaN. BIAS: there may be a value
-    // to add to every logit.
+    // Raises references where the logits in s ask for it; sets rescale and alpha. BIAS: there may
+    // be a value to add to every logit, in units of log2.
     template <bool BIAS, int N>
-    __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias)
+    __device__ __forceinline__ void look(const float (&s)[N], float scale_log2, float bias)
     {
         float x[2];
         own_max(x, s);
-        if constexpr (BIAS) x[0] += bias, x[1] += bias;
+        x[0] = fmaf(x[0], scale_log2, BIAS ? bias : 0.0f);
+        x[1] = fmaf(x[1], scale_log2, BIAS ? bias : 0.0f);
         rescale = true;
-        if constexpr (BRANCH)
-            rescale = __any_sync(~0u, (x[0] - m[0]) * scale_log2 > LAG ||
-                                          (x[1] - m[1]) * scale_log2 > LAG);
-        if (!BRANCH || rescale) {
-            quad_max(x);
-            x[0] = fmaxf(x[0], m[0]), x[1] = fmaxf(x[1], m[1]);
-            follow(x, scale_log2);
-        }
-        const float c[2] = { (BIAS ? m[0] - bias : m[0]) * scale_log2,
-                             (BIAS ? m[1] - bias : m[1]) * scale_log2 };
+        // The assembler moves the wait for PV up as far as it can, but not past a branch. With one,
+        // the maximum overlaps PV.
+        if (BRANCH) rescale = __any_sync(~0u, x[0] - ref[0] >= 1.0f || x[1] - ref[1] >= 1.0f);
+        if (!rescale) return;
+        quad_max(x);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            s[i] = exp2_approx(fmaf(s[i], scale_log2, -c[i / 2 % 2]));
-            l[i / 2 % 2] += s[i];
+        for (int r = 0; r < 2; ++r) {
+            const float raised = fmaxf(x[r] + HEAD, ref[r]);
+            alpha[r] = exp2_approx(ref[r] - raised);
+            ref[r] = raised;
+            if (!ONES) l[r] *= alpha[r];
         }
     }
+    // Turns s into P, with the references as they are. -inf gives 0 (the reference is finite). NaN
+    // and +inf give NaN in their own row: maxima skip NaN, and inf - inf is NaN.
+    template <bool BIAS, int N>
+    __device__ __forceinline__ void weigh(float (&s)[N], float scale_log2, float bias)
+    {
+        const float c[2] = { BIAS ? bias - ref[0] : -ref[0], BIAS ? bias - ref[1] : -ref[1] };
+        sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            s[i] = exp2_approx(fmaf(s[i], scale_log2, c[i / 2 % 2]));
+            if (!ONES) sum[i / 2 % 2] += s[i];
+        }
+    }
+    __device__ __forceinline__ void add_sums()
+    {
+        if (!ONES) l[0] += sum[0], l[1] += sum[1];
+    }
 
+    // look and weigh.
+    template <bool BIAS, int N>
+    __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias)
+    {
+        look<BIAS>(s, scale_log2, bias);
+        weigh<BIAS>(s, scale_log2, bias);
+        add_sums();
+    }
     // The same if only the first SLIVER columns exist. Often only an eighth of a stage of
     // means is left.
     template <int N>
@@ -109,6 +139,44 @@ template <bool BRANCH> struct softmax_rows {
         if (!rescale) return;
 #pragma unroll
         for (int i = 0; i < N; ++i) o[i] *= alpha[i / 2 % 2];
+    }
+
+    // Whether some P of the warp is 2 or more, or NaN: then the highest bit of the exponent is set,
+    // in bf16 and in f16. p: P packed.
+    template <int N> static __device__ __forceinline__ bool reached_two(const uint32_t (&p)[N])
+    {
+        uint32_t any[2] = { p[0], p[1] };
+#pragma unroll
+        for (int i = 2; i < N; i += 2) any[i / 2 % 2] |= p[i] | p[i + 1];
+        return __any_sync(~0u, (any[0] | any[1]) & 0x40004000u);
+    }
+    // Raises references after weigh, whose P are in s. O has all stages before this one. again(s):
+    // computes the logits again, because a P of infinity does not tell by how much to raise.
+    template <class Again, int N, int NO>
+    __device__ __forceinline__ void catch_up(float (&s)[N], float (&o)[NO], float scale_log2,
+                                             const Again &again)
+    {
+        float x[2];
+        own_max(x, s);
+        quad_max(x);
+        if (__any_sync(~0u, x[0] > 0x1p60f || x[1] > 0x1p60f)) { // alpha could be 0
+            again(s);
+            look<false>(s, scale_log2, 0.0f);
+            weigh<false>(s, scale_log2, 0.0f);
+            rescale_rows(o);
+            return;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float raised = ref[r] + fmaxf(__log2f(x[r]) + HEAD, 0.0f);
+            alpha[r] = exp2_approx(ref[r] - raised);
+            ref[r] = raised;
+            if (!ONES) l[r] *= alpha[r], sum[r] *= alpha[r];
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) s[i] *= alpha[i / 2 % 2];
+#pragma unroll
+        for (int i = 0; i < NO; ++i) o[i] *= alpha[i / 2 % 2];
     }
 };
 

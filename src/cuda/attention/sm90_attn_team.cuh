@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/attention/sm90_attn_again.cuh"
 #include "cuda/attention/sm90_attn_softmax.cuh"
 
 namespace sm90
@@ -27,9 +28,9 @@ DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
     if (inside) ((uint4 *)dst)[t] = out;
 }
 
-// Writes O / l and LSE of the two rows of this thread. A sum of 0 (no visible key) stores 0 and LSE
-// -inf. Rows are computed again from threadIdx, because registers would stay in use through the
-// main loop.
+// Writes O / l and LSE of the two rows of this thread; m: references in units of unscaled logits. A
+// sum of 0 (no visible key) stores 0 and LSE -inf. Rows are computed again from threadIdx, because
+// registers would stay in use through the main loop.
 template <class T, int D, int ROWS = TILE_Q>
 DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
                     const float (&l)[2], const float (&m)[2])
@@ -72,21 +73,82 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
     }
 }
 
-template <int D, bool FULL, int ROWS = TILE_Q> struct team_member {
+// ONES: as in softmax_rows
+template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
     static constexpr int TILE_ROWS = ROWS;
+    static constexpr int NO = D / 2 + (ONES ? 4 : 0); // elements of O, with the columns of sums
+    using soft_rows = softmax_rows<ONES, block_shape<D, 16, ROWS>::TEAMS == 2>;
     using plan = smem_plan<D, 16, ROWS>;
     using ring_pos = typename plan::ring;
     const kernel_args &a;
     const smem_view<D, 16, ROWS> &sm;
     const int team, wg, warp, lane; // wg: warpgroup of the team; warp: of the warpgroup
     ring_pos ring;
-    float o[D / 2];
-    softmax_rows<plan::shape::TEAMS == 1> soft;
+    float o[NO];
+    soft_rows soft;
+    // Low words of the descriptors of q and of the first stage, as keys and as values.
+    const uint32_t q_desc0, k_desc0, v_desc0;
 
     __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D, 16, ROWS> &sm,
                                            int team, int warp, int lane)
-        : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane)
+        : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane),
+          q_desc0((uint32_t)wgmma_desc(sm.q() + warp / 4 * 64 * 128, 16, 1024)),
+          k_desc0((uint32_t)wgmma_desc(sm.stage(0), 16, 1024)),
+          v_desc0((uint32_t)wgmma_desc(sm.stage(0),
+                                       ONES ? sm.ones - sm.stage(0) : plan::CHUNK_BYTES, 1024))
     {
+    }
+
+    // Descriptors of the tile of q, and of the keys and values of a stage. offset: in units of 16
+    // bytes. The high word is the same for all of them.
+    static __device__ __forceinline__ uint64_t desc_of(uint32_t low)
+    {
+        constexpr uint64_t HIGH = (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32;
+        return HIGH | low;
+    }
+    __device__ __forceinline__ uint64_t q_desc(uint32_t offset) const
+    {
+        return desc_of(q_desc0 + offset);
+    }
+    __device__ __forceinline__ uint64_t k_desc(uint32_t stage, uint32_t offset) const
+    {
+        return desc_of(k_desc0 + stage * (plan::STAGE_BYTES >> 4) + offset);
+    }
+    // ONES: the distance to the next 64 columns (the upper half of the word) leads from any stage
+    // and offset to the ones.
+    __device__ __forceinline__ uint64_t v_desc(uint32_t stage, uint32_t offset) const
+    {
+        constexpr uint32_t STEP = ONES ? 1u - (1u << 16) : 1u;
+        return desc_of(v_desc0 + (stage * (plan::STAGE_BYTES >> 4) + offset) * STEP);
+    }
+
+    // Computes P of a stage, or half of one, from its logits: looks at their maxima first. wait():
+    // P V of the stage before is finished then, and p may be written.
+    template <bool BIAS, int N, class Wait>
+    __device__ __forceinline__ void look_first(float (&s)[N], uint32_t (&p)[N / 2],
+                                               float scale_log2, float bias, const Wait &wait)
+    {
+        soft.template next<BIAS>(s, scale_log2, bias);
+        wait();
+        pack_rows<T>(p, s);
+        soft.rescale_rows(o);
+    }
+    // The same without a look at the maxima. All columns exist, and their keys begin at k.
+    template <int N, class Wait>
+    __device__ __forceinline__ void look_after(float (&s)[N], uint32_t (&p)[N / 2], uint32_t k,
+                                               float scale_log2, const Wait &wait)
+    {
+        soft.template weigh<false>(s, scale_log2, 0.0f);
+        wait();
+        pack_rows<T>(p, s);
+        if (soft.reached_two(p)) {
+            soft.catch_up(s, o, scale_log2, [&](float(&logits)[N]) {
+                logits_again<T, D>(logits, sm.q(), ROWS * 128, 64 * wg + 16 * warp, k,
+                                   plan::CHUNK_BYTES, lane);
+            });
+            pack_rows<T>(p, s);
+        }
+        soft.add_sums();
     }
 
     static constexpr uint32_t NOTES_FIRST = FULL ? NOTES_ALL : NOTES_CUT;
@@ -105,13 +167,16 @@ template <int D, bool FULL, int ROWS = TILE_Q> struct team_member {
     // stands in).
     __device__ __forceinline__ void first_state(const tile_info &t)
     {
-        soft.init(a.floor, 0.0f);
+        const float floor = a.floor / a.from_log2;
+        soft.init(floor, 0.0f);
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+        for (int i = 0; i < NO; ++i) o[i] = 0.0f;
         if (!FULL || !a.state_o || t.q0 >= a.Nq) return;
         const int64_t row = (int64_t)t.bh * a.nq + t.q0 / (ROWS * a.split);
         const float l = a.state_l[row];
-        soft.init(fmaxf(a.state_m[row] * a.from_log2, a.floor), lane % 4 == 0 ? l : 0.0f);
+        soft.init(fmaxf(a.state_m[row], floor), lane % 4 == 0 ? l : 0.0f);
+        if constexpr (ONES)
+            for (int i = D / 2; i < NO; ++i) o[i] = l;
         const float2 *const from = (const float2 *)(a.state_o + row * D) + lane % 4;
 #pragma unroll
         for (int c = 0; c < D / 8; ++c) {
@@ -139,7 +204,8 @@ template <int D, bool FULL, int ROWS = TILE_Q> struct team_member {
     }
 
     // Applies the note of key stage k (of the NOTES that can occur) to s, which holds N / 32 halves
-    // of it from `half` on. v: where its values are or will be. Returns the bias of its logits.
+    // of it from `half` on. v: where its values are or will be. Returns the bias of its logits, in
+    // units of log2.
     template <uint32_t NOTES, int N>
     __device__ __forceinline__ float heed(float (&s)[N], uint32_t flags, uint32_t k, int half,
                                           ring_pos v) const
@@ -160,7 +226,7 @@ template <int D, bool FULL, int ROWS = TILE_Q> struct team_member {
 };
 
 // Processes tile after tile. C is a team_member with keys(tile, scale_log2).
-template <class T, int D, class C> DEV void consume(C &c)
+template <class T, int D, bool ONES, class C> DEV void consume(C &c)
 {
     const float scale_log2 = c.a.scale * 1.44269504f;
     uint32_t q_phase = 0;
@@ -176,7 +242,14 @@ template <class T, int D, class C> DEV void consume(C &c)
             __syncwarp(); // all lanes have read the tile
             c.release(c.sm.q_empty());
         }
-        store_tile<T, D, C::TILE_ROWS>(c.a, t, c.o, c.soft.l, c.soft.m);
+        float m[2], l[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            m[r] = c.soft.ref[r] * c.a.from_log2;
+            // The four lanes of a quad have the same sums of ones; store_tile adds theirs up.
+            l[r] = !ONES ? c.soft.l[r] : c.lane % 4 == 0 ? c.o[C::NO - 4 + 2 * r] : 0.0f;
+        }
+        store_tile<T, D, C::TILE_ROWS>(c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o), l, m);
     }
 }
 

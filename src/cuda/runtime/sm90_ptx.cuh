@@ -16,6 +16,12 @@ DEV void named_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same without waiting: the caller counts as one of the threads.
+DEV void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 DEV void mbar_init(uint32_t bar, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
@@ -123,11 +129,15 @@ DEV uint64_t wgmma_plain_desc(uint32_t addr, uint32_t lead, uint32_t stride)
 #define R4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
 #define R32(d)    R16(d, 0), R16(d, 16)
+#define R36(d)    R16(d, 0), R16(d, 16), R4(d, 32)
 #define R48(d)    R16(d, 0), R16(d, 16), R16(d, 32)
 #define R64(d)    R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
 #define L32                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
     "25,%26,%27,%28,%29,%30,%31}"
+#define L36                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
+    "25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35}"
 #define L48                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
     "25,%26,%27,%28,%29,%30,%31,%32,%33,%34,"                                                      \
@@ -172,23 +182,6 @@ template <class T, bool ACC> DEV void wgmma_ss_kmajor(float (&d)[64], uint64_t a
                      : "l"(a), "l"(b), "n"(ACC));
 }
 
-// S (64 x 128) = (ACC ? S : 0) + A (64 x 16, registers) * B (128 x 16, shared, K-major)^T
-template <class T, bool ACC> DEV void wgmma_rs_kmajor(float (&d)[64], const uint32_t *a, uint64_t b)
-{
-    if constexpr (is_bf16<T>)
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64
-                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
-                     : R64(d)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
-    else
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64
-                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
-                     : R64(d)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
-}
-
 // O (64 x 128) += A (64 x 16, registers) * B (16 x 128, shared, MN-major)
 template <class T> DEV void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b)
 {
@@ -223,6 +216,17 @@ template <class T> DEV void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// O (64 x 72) += A (64 x 16, registers, bf16) * B (16 x 72, shared, MN-major)
+template <class T> DEV void wgmma_rs(float (&d)[36], const uint32_t *a, uint64_t b)
+{
+    static_assert(is_bf16<T>, "only for bf16");
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 " L36
+                 ", {%36,%37,%38,%39}, %40, p, 1, 1, 1;}"
+                 : R36(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 // O (64 x 96) += A (64 x 16, registers, bf16) * B (96 x 16, shared, K-major)^T
 DEV void wgmma_rs_kmajor(float (&d)[48], const uint32_t *a, uint64_t b)
 {
@@ -236,8 +240,10 @@ DEV void wgmma_rs_kmajor(float (&d)[48], const uint32_t *a, uint64_t b)
 #undef R4
 #undef R16
 #undef R32
+#undef R36
 #undef R48
 #undef R64
 #undef L32
+#undef L36
 #undef L48
 #undef L64
