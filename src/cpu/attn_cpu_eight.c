@@ -17,7 +17,8 @@
  *     x = S scale log2(e) s_q s_k + bias,   m' = max(m, max x),   alpha = exp2(m - m')
  *     P = E4M3(448 exp2(x - m')),   l = l alpha + sum P,   o = o alpha + V^T P
  *
- * With kern->eight_f16 P and v have f16 instead of E4M3. */
+ * With kern->eight_f16 P and v have f16 instead of E4M3. With kern->eight_steps a stage has 64 keys
+ * or means, and stages of fine means come before those of block means, both last to first. */
 #include "cpu/attn_cpu_eight.h"
 
 #include <math.h>
@@ -67,6 +68,7 @@ static void carve_run(eight_run *run, const esa_attn_args *a, esa_carve *carve)
     run->window = esa_min64(a->B * a->Hkv, esa_max64(1, WINDOW_BYTES / per_head));
     run->rows_pad = esa_ceil_div(a->block_q, nr) * nr;
     run->keys = esa_max64(a->block_k, ESA_EIGHT_ROWS);
+    run->means = a->kern->eight_steps ? ESA_EIGHT_STEP : ESA_EIGHT_ROWS;
     const int64_t channels = run->window * a->D * 4, blocks = run->window * a->nk;
     run->k_centre = esa_carve_take(carve, channels);
     run->v_centre = esa_carve_take(carve, channels);
@@ -205,11 +207,15 @@ static void take_queries(const eight_run *run, eight_worker *w, const eight_pass
 static void attend_block(const eight_run *run, eight_worker *w, const eight_pass *p, int64_t j)
 {
     const esa_attn_args *a = run->a;
-    const int64_t at = p->slot * a->nk + j, first = at * a->block_k * a->D,
-                  keys = esa_min64(a->block_k, p->kv_len - j * a->block_k);
+    const int64_t at = p->slot * a->nk + j,
+                  keys = esa_min64(a->block_k, p->kv_len - j * a->block_k),
+                  most = a->kern->eight_steps ? ESA_EIGHT_STEP : a->block_k;
     for (int64_t i = 0; i < keys; i++) w->scale[i] = run->k_scale[at], w->bias[i] = 0.0f;
-    const eight_stage stage = { run->k + first, run->v + first, keys };
-    attend(run, w, p->rows, &stage);
+    for (int64_t i = (keys - 1) / most * most; i >= 0; i -= most) {
+        const int64_t first = (at * a->block_k + i) * a->D;
+        const eight_stage stage = { run->k + first, run->v + first, esa_min64(most, keys - i) };
+        attend(run, w, p->rows, &stage);
+    }
 }
 
 /* Finds the blocks that one mean replaces, and returns how many stages of means hold one. */
@@ -226,9 +232,9 @@ static int64_t find_standing(const eight_run *run, eight_worker *w, const eight_
             w->stands[fine[c]] = 0;
     }
     int64_t stages = 0;
-    for (int64_t t = 0; t * ESA_EIGHT_ROWS < p->blocks; t++) {
-        const int64_t n = esa_min64(ESA_EIGHT_ROWS, p->blocks - t * ESA_EIGHT_ROWS);
-        stages += memchr(w->stands + t * ESA_EIGHT_ROWS, 1, (size_t)n) != NULL;
+    for (int64_t j = 0; j < p->blocks; j += run->means) {
+        const int64_t n = esa_min64(run->means, p->blocks - j);
+        stages += memchr(w->stands + j, 1, (size_t)n) != NULL;
     }
     return stages;
 }
@@ -237,7 +243,7 @@ static int64_t find_standing(const eight_run *run, eight_worker *w, const eight_
 static int32_t attend_means(const eight_run *run, eight_worker *w, const eight_pass *p, int64_t t)
 {
     const esa_attn_args *a = run->a;
-    const int64_t j0 = t * ESA_EIGHT_ROWS, n = esa_min64(ESA_EIGHT_ROWS, p->blocks - j0),
+    const int64_t j0 = t * run->means, n = esa_min64(run->means, p->blocks - j0),
                   at = p->slot * a->nk + j0;
     if (!memchr(w->stands + j0, 1, (size_t)n)) return 0;
     for (int64_t i = 0; i < n; i++) {
@@ -268,8 +274,8 @@ static void attend_fine(const eight_run *run, eight_worker *w, const eight_pass 
 {
     const esa_attn_args *a = run->a;
     const uint16_t *list = a->fine_index + p->mask_row * a->cap;
-    const int64_t size = a->block_k / a->fine, first = t * ESA_EIGHT_ROWS,
-                  n = esa_min64(ESA_EIGHT_ROWS, columns - first), D = a->D;
+    const int64_t size = a->block_k / a->fine, first = t * run->means,
+                  n = esa_min64(run->means, columns - first), D = a->D;
     for (int64_t i = 0; i < n; i++) {
         const int64_t j = list[(first + i) / a->fine], part = (first + i) % a->fine,
                       at = p->slot * a->nk + j,
@@ -285,8 +291,13 @@ static void attend_fine(const eight_run *run, eight_worker *w, const eight_pass 
 
 static void attend_tail(const eight_run *run, eight_worker *w, const eight_pass *p)
 {
-    const int64_t columns = fine_columns(run->a, p), fine = esa_ceil_div(columns, ESA_EIGHT_ROWS),
+    const int64_t columns = fine_columns(run->a, p), fine = esa_ceil_div(columns, run->means),
                   stages = fine + find_standing(run, w, p);
+    if (run->a->kern->eight_steps) {
+        for (int64_t t = fine - 1; t >= 0; t--) attend_fine(run, w, p, t, columns);
+        for (int64_t t = (p->blocks - 1) / run->means; t >= 0; t--) attend_means(run, w, p, t);
+        return;
+    }
     int64_t means = 0; /* the next stage of block means */
     for (int64_t t = 0; t < stages; t++) {
         if (t * fine % stages < fine) {

@@ -27,6 +27,7 @@ typedef struct eight_run {
     const esa_attn_args *a;
     int64_t window; /* kv heads at a time */
     int64_t rows_pad, keys;
+    int64_t means;              /* means of a stage */
     float factor;               /* scale * log2(e) */
     float *k_centre, *v_centre; /* [window][D] */
     float *v_scale, *v_inverse; /* [window][D] */

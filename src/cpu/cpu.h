@@ -108,6 +108,8 @@ typedef struct esa_cpu_kernels {
     /* 1: 8-bit attention rounds P and v to f16 instead of E4M3, as the sm80 kernel of GPUs does
      * (docs/precision.md). No table of a CPU sets it; tests do. */
     int32_t eight_f16;
+    /* 1: its stages have 64 keys or means, in the order of the sm80 and sm89 kernels. Likewise. */
+    int32_t eight_steps;
 } esa_cpu_kernels;
 
 /* The best table at or below level. ESA_CPU_BEST: the detected level or $ESA_CPU. NULL if this

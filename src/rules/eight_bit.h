@@ -6,7 +6,7 @@
  *   P      E4M3 of 448 exp2(logit - m)
  *   v      E4M3 of (v - centre) / s, s = largest magnitude of a channel / 448
  *
- * GPUs other than Hopper round P and v to f16 instead of E4M3, at the same scales. */
+ * GPUs without products of E4M3 round P and v to f16 instead, at the same scales. */
 #ifndef ESA_RULES_EIGHT_BIT_H
 #define ESA_RULES_EIGHT_BIT_H
 
@@ -15,6 +15,7 @@
 #include "base/inline.h"
 
 #define ESA_EIGHT_ROWS   128       /* keys of a dense block, and of a stage of means */
+#define ESA_EIGHT_STEP   64        /* keys, or means, of a stage of the sm80 and sm89 kernels */
 #define ESA_EIGHT_CODE   127.0f    /* largest code of q and k */
 #define ESA_EIGHT_TOP    448.0f    /* largest E4M3 */
 #define ESA_EIGHT_LITTLE 0x1p-100f /* magnitudes below count as 0 */

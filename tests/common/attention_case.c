@@ -54,11 +54,13 @@ esa_ctx *level_ctx(int32_t level, int32_t threads)
     if (level == CPU_BF16_EMULATED) cp.cpu_level = ESA_CPU_AVX512;
     assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
     if (level == CPU_BF16_EMULATED) ctx->kern = bf16_emulated();
-    if (level == CPU_EIGHT_F16) {
-        static esa_cpu_kernels table;
-        table = *ctx->kern;
-        table.eight_f16 = 1;
-        ctx->kern = &table;
+    if (level == CPU_SM80 || level == CPU_SM89) {
+        static esa_cpu_kernels tables[2];
+        esa_cpu_kernels *table = &tables[level - CPU_SM80];
+        *table = *ctx->kern;
+        table->eight_f16 = level == CPU_SM80;
+        table->eight_steps = 1;
+        ctx->kern = table;
     }
     if (level == GPU_SM80) { /* read when the GPU is opened, which is at its first use: now */
         int32_t count;

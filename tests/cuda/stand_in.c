@@ -205,9 +205,10 @@ static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char
                  "there is no GPU %d: this machine has 1, numbered from 0", (int)ordinal);
         return ESA_ERR_DEVICE;
     }
-    const int known = !level || !*level || !strcmp(level, "sm90a") || !strcmp(level, "sm80");
-    if (!known) {
-        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80 or sm90a",
+    if (!level || !*level) level = "sm90a";
+    const int sm80 = !strcmp(level, "sm80"), steps = sm80 || !strcmp(level, "sm89");
+    if (!steps && strcmp(level, "sm90a")) {
+        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80, sm89 or sm90a",
                  level);
         return ESA_ERR_UNSUPPORTED;
     }
@@ -222,9 +223,11 @@ static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char
         return ESA_ERR_MEMORY;
     }
     esa_ctx_free(ctx);
-    d->sm80 = level && !strcmp(level, "sm80");
-    d->f16 = *esa_cpu_kernels_get(ESA_CPU_BEST);
-    d->f16.eight_f16 = 1;
+    snprintf(d->level, sizeof d->level, "%s", level);
+    snprintf(d->kernel, sizeof d->kernel, "stand-in%s%s-8bit", steps ? "-" : "",
+             steps ? level : "");
+    d->eight = *esa_cpu_kernels_get(ESA_CPU_BEST);
+    d->eight.eight_f16 = sm80, d->eight.eight_steps = steps;
     *dev = d;
     return ESA_OK;
 }
@@ -245,7 +248,7 @@ static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
     info->memory = capacity();
     info->free_memory = free_bytes();
     snprintf(info->name, sizeof info->name, "stand-in");
-    snprintf(info->kernels, sizeof info->kernels, dev->sm80 ? "sm80" : "sm90a");
+    snprintf(info->kernels, sizeof info->kernels, "%s", dev->level);
     return ESA_OK;
 }
 
@@ -300,7 +303,7 @@ static esa_attn_args attention_args(const esa_cuda_device *dev, const esa_attn_a
 {
     esa_attn_args a = *args;
     a.kern = esa_attn_cpu_kernels(esa_cpu_kernels_get(ESA_CPU_BEST), args);
-    if (dev->sm80 && esa_attn_cpu_eight_takes(args)) a.kern = &dev->f16;
+    if (dev->eight.eight_steps && esa_attn_cpu_eight_takes(args)) a.kern = &dev->eight;
     a.pool = dev->pool;
     return a;
 }
@@ -353,8 +356,7 @@ static esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *firs
 
 static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
-    if (!esa_attn_cpu_eight_takes(args)) return "stand-in";
-    return dev->sm80 ? "stand-in-sm80-8bit" : "stand-in-8bit";
+    return esa_attn_cpu_eight_takes(args) ? dev->kernel : "stand-in";
 }
 
 static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows,

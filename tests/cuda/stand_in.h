@@ -19,8 +19,9 @@ typedef struct stand_in_lane {
 } stand_in_lane;
 
 struct esa_cuda_device {
-    int32_t sm80;        /* 1: lowered by $ESA_CUDA */
-    esa_cpu_kernels f16; /* then for 8-bit attention: P and v in f16 */
+    char level[8];         /* "sm90a", or what $ESA_CUDA says */
+    char kernel[24];       /* name of its 8-bit kernel */
+    esa_cpu_kernels eight; /* for 8-bit attention below sm90a, as the kernels of the level do it */
     esa_pool *pool;
     stand_in_lane lane[ESA_CUDA_LANES];
     char error[512];

@@ -14,7 +14,10 @@
  * Two results whose roundings have nothing in common would differ by sqrt(2) 3.7 % = 5.3 %, which
  * the bound on the difference excludes.
  *
- * The sm80 kernel rounds P and v to f16 (CPU_EIGHT_F16). Then the outputs differ by what the logits
+ * P depends on the maximum so far, so the CPU takes the stages of the kernel: 128 keys for Hopper,
+ * and 64 for the sm89 and sm80 kernels (CPU_SM89, CPU_SM80).
+ *
+ * The sm80 kernel rounds P and v to f16 (CPU_SM80). Then the outputs differ by what the logits
  * do, d, and by the last bit of some outputs in bf16: 0.1 % in all, or 0.45 % with other centres.
  * The bounds for f16 are two to three times as much. int8 itself has an error of 0.45 % on these
  * data. With E4M3 the difference would be 3.7 %.
@@ -23,7 +26,7 @@
  * rounding of the output to the dtype.
  *
  * The plan says which kernel runs. Where it has no 8 bits, the case must be as good as 16 bits.
- * ESA_CUDA=sm80 tests the sm80 kernels on a GPU that has better ones. */
+ * ESA_CUDA=sm80 and ESA_CUDA=sm89 test these kernels on a GPU that has better ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,8 +46,11 @@
 #define APART     (c.Nk >= SAMPLED ? 0.048 : 0.03)
 #define APART_F16 (c.Nk >= SAMPLED ? 0.008 : 0.003)
 
-enum { SIXTEEN, E4M3, F16 }; /* what a call runs in: 16 bits, or 8 bits with P and v in ... */
-static int cases, wrong, runs[3];
+/* What a call runs in: 16 bits, or 8 bits with P and v in E4M3 or f16. STEPS: E4M3, 64 keys at a
+ * time. */
+enum { SIXTEEN, E4M3, STEPS, F16, KINDS };
+static const char *const kind_name[] = { "16 bits", "8 bits", "8 bits by 64", "8 bits f16" };
+static int cases, wrong, runs[KINDS];
 
 static int start(void **state)
 {
@@ -107,7 +113,10 @@ static int kind_of(const attention_case *c)
     printf("dtype %d D %lld blocks %dx%d%s causal %d tail %d fine %d: %s\n", c->dtype,
            (long long)c->D, c->block_q, c->block_k, mask ? "" : " dense", c->causal, c->tail,
            c->fine, name);
-    const int kind = strstr(name, "sm80-8bit") ? F16 : strstr(name, "8bit") ? E4M3 : SIXTEEN;
+    const int kind = strstr(name, "sm80-8bit")   ? F16
+                     : strstr(name, "sm89-8bit") ? STEPS
+                     : strstr(name, "8bit")      ? E4M3
+                                                 : SIXTEEN;
     esa_mask_free(mask);
     esa_plan_free(plan);
     on_gpu_set(-1);
@@ -125,7 +134,7 @@ static void names(void **state)
     esa_device_info info = { .struct_size = sizeof info };
     assert_int_equal(esa_device_get_info(ctx, &info), ESA_OK);
     const int hopper = !on_stand_in() && strcmp(info.kernels, "sm90a") == 0,
-              ampere = strcmp(info.kernels, "sm80") == 0;
+              ada = strcmp(info.kernels, "sm89") == 0, ampere = strcmp(info.kernels, "sm80") == 0;
     esa_ctx_free(ctx);
     attention_case c = { .density = 0.5 };
     for (c.dtype = ESA_DTYPE_F16; c.dtype <= ESA_DTYPE_BF16; c.dtype++)
@@ -137,6 +146,7 @@ static void names(void **state)
                 c.causal = 0;
                 const int kind = kind_of(&c), open = c.tail != ESA_TAIL_CENTROID;
                 if (hopper) assert_int_equal(kind, open && shape == 0 ? E4M3 : SIXTEEN);
+                if (ada) assert_int_equal(kind, open ? STEPS : SIXTEEN);
                 if (ampere) assert_int_equal(kind, open ? F16 : SIXTEEN);
                 c.causal = 1;
                 assert_int_equal(kind_of(&c), SIXTEEN);
@@ -149,7 +159,7 @@ static void names(void **state)
                           .density = 0.5,
                           .tail = ESA_TAIL_LEVELS,
                           .fine = 16 };
-    if (ampere) assert_int_equal(kind_of(&c), F16);
+    if (ada || ampere) assert_int_equal(kind_of(&c), ada ? STEPS : F16);
     /* A head dimension, a type and blocks that no 8-bit kernel takes. */
     const attention_case other[] = {
         { .dtype = ESA_DTYPE_BF16, .D = 96, .block_q = 128, .block_k = 128, .density = -1.0 },
@@ -164,10 +174,12 @@ static int finish(void **state)
 {
     (void)state;
     const int failed = wrong;
-    printf("%d cases in 8 bits, %d of them with f16, %d in 16\n", runs[E4M3] + runs[F16], runs[F16],
-           runs[SIXTEEN]);
+    for (int kind = SIXTEEN; kind < KINDS; kind++) {
+        if (runs[kind]) printf("%d cases in %s\n", runs[kind], kind_name[kind]);
+        runs[kind] = 0;
+    }
     if (wrong) printf("%d of %d wrong\n", wrong, cases);
-    cases = wrong = runs[SIXTEEN] = runs[E4M3] = runs[F16] = 0;
+    cases = wrong = 0;
     return failed ? -1 : 0;
 }
 
@@ -230,7 +242,7 @@ static void check(attention_case c)
     c.precision = 8;
     if (!c.block_q) c.block_q = c.block_k = 128;
     const int kind = known_kind(&c);
-    const int32_t reference = kind == F16 ? CPU_EIGHT_F16 : ESA_CPU_BEST;
+    const int32_t reference = kind == F16 ? CPU_SM80 : kind == STEPS ? CPU_SM89 : ESA_CPU_BEST;
     double *lse[2], *const cpu = outputs(&c, reference, &lse[0]),
                            *const gpu = outputs(&c, GPU_BEST, &lse[1]);
     const int64_t rows = c.B * c.Hq * c.Nq;
@@ -256,13 +268,10 @@ static void check(attention_case c)
             "%s %s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
             "tail %d fine %d order %d kv_len %d: apart %.4f, lse %.4f; errors %.4f (GPU) and "
             "%.4f (CPU)\n",
-            right ? "ok" : "WRONG",
-            kind == SIXTEEN ? "16 bits"
-            : kind == F16   ? "8 bits f16"
-                            : "8 bits",
-            (long long)c.B, (long long)c.Hq, (long long)c.Hkv, (long long)c.Nq, (long long)c.Nk,
-            (long long)c.D, c.dtype, c.block_q, c.block_k, c.density, c.tail, c.fine, c.order,
-            c.kv_len ? (int)c.kv_len[0] : -1, between, between_lse, of_gpu, of_cpu);
+            right ? "ok" : "WRONG", kind_name[kind], (long long)c.B, (long long)c.Hq,
+            (long long)c.Hkv, (long long)c.Nq, (long long)c.Nk, (long long)c.D, c.dtype, c.block_q,
+            c.block_k, c.density, c.tail, c.fine, c.order, c.kv_len ? (int)c.kv_len[0] : -1,
+            between, between_lse, of_gpu, of_cpu);
     free(cpu);
     free(gpu);
     free(lse[0]);
