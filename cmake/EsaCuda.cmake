@@ -3,8 +3,9 @@
 # without it.
 # Which architectures a file of src/cuda is built for follows from its name:
 #   sm90*.cu   sm_90a alone (wgmma, TMA)
+#   sm89*.cu   sm_89 and sm_90 (E4M3 in mma.sync), and PTX for newer GPUs
 #   the rest   sm_80 and sm_90, and PTX from which the driver serves every newer GPU
-# ESA_CUDA_MORE adds machine code to the latter, which saves newer GPUs the driver's compiling at the first start.
+# ESA_CUDA_MORE adds machine code to the last two, which saves newer GPUs the driver's compiling at the first start.
 # Its C files are code of the host that needs no CUDA header.
 set(ESA_CUDA AUTO CACHE STRING "build the CUDA plugin: AUTO, ON or OFF")
 set(ESA_CUDA_MORE "" CACHE STRING "more GPUs to compile for, for example 100;120; nvcc need not know all of them")
@@ -41,8 +42,9 @@ foreach(number ${ESA_CUDA_MORE})
 endforeach()
 
 file(GLOB ESA_CUDA_SM90 CONFIGURE_DEPENDS src/cuda/*/sm90*.cu)
+file(GLOB ESA_CUDA_SM89 CONFIGURE_DEPENDS src/cuda/*/sm89*.cu)
 file(GLOB ESA_CUDA_ANY CONFIGURE_DEPENDS src/cuda/*/*.cu)
-list(REMOVE_ITEM ESA_CUDA_ANY ${ESA_CUDA_SM90})
+list(REMOVE_ITEM ESA_CUDA_ANY ${ESA_CUDA_SM90} ${ESA_CUDA_SM89})
 set(ESA_CUDA_OBJECTS)
 function(esa_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
@@ -55,6 +57,7 @@ function(esa_cuda_objects name architectures)
                         CUDA_RUNTIME_LIBRARY Static)
 endfunction()
 esa_cuda_objects(esa_cuda_sm90 "90a-real" ${ESA_CUDA_SM90})
+esa_cuda_objects(esa_cuda_sm89 "89-real;90-real;${ESA_CUDA_REAL};89-virtual" ${ESA_CUDA_SM89})
 esa_cuda_objects(esa_cuda_any "80-real;90-real;${ESA_CUDA_REAL};80-virtual" ${ESA_CUDA_ANY})
 file(GLOB ESA_CUDA_HOST CONFIGURE_DEPENDS src/cuda/*/*.c)
 add_library(esa_cuda_host OBJECT ${ESA_CUDA_HOST})
@@ -62,8 +65,8 @@ esa_compile_settings(esa_cuda_host)
 target_include_directories(esa_cuda_host PRIVATE src include)
 set_target_properties(esa_cuda_host PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
-add_library(esa_cuda MODULE $<TARGET_OBJECTS:esa_cuda_sm90> $<TARGET_OBJECTS:esa_cuda_any>
-            $<TARGET_OBJECTS:esa_cuda_host>)
+add_library(esa_cuda MODULE $<TARGET_OBJECTS:esa_cuda_sm90> $<TARGET_OBJECTS:esa_cuda_sm89>
+            $<TARGET_OBJECTS:esa_cuda_any> $<TARGET_OBJECTS:esa_cuda_host>)
 target_link_libraries(esa_cuda PRIVATE ${CMAKE_DL_LIBS})
 # One exported symbol; nothing of the C++ or CUDA runtime is looked up outside.
 target_link_options(esa_cuda PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map

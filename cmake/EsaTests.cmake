@@ -134,11 +134,13 @@ endforeach()
 set(gpu_tests ${ESA_GPU_TESTS})
 if(TARGET esa_cuda)
   esa_cuda_objects(rounding_sm90 "90a-real" tests/cuda/rounding_sm90.cu)
+  esa_cuda_objects(rounding_sm89 "89-real;90-real;89-virtual" tests/cuda/rounding_sm89.cu)
   esa_cuda_objects(rounding_any "80-real;90-real;80-virtual" tests/cuda/rounding_sm80.cu)
-  target_include_directories(rounding_sm90 PRIVATE tests)
-  target_include_directories(rounding_any PRIVATE tests)
+  foreach(part rounding_sm90 rounding_sm89 rounding_any)
+    target_include_directories(${part} PRIVATE tests)
+  endforeach()
   add_executable(test_gpu_rounding tests/cuda/test_gpu_rounding.c $<TARGET_OBJECTS:rounding_sm90>
-                 $<TARGET_OBJECTS:rounding_any>)
+                 $<TARGET_OBJECTS:rounding_sm89> $<TARGET_OBJECTS:rounding_any>)
   esa_brief_settings(test_gpu_rounding)
   target_include_directories(test_gpu_rounding PRIVATE tests src include)
   target_link_libraries(test_gpu_rounding PRIVATE esa_test_common esa_static esa_cmocka m)
@@ -192,11 +194,14 @@ foreach(name ${ESA_GPU_TESTS})
   set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
                        "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
 endforeach()
-# The level of GPUs below sm_90a, where 8-bit attention has another arithmetic.
+# The levels of GPUs below sm_90a, where 8-bit attention has other stages or another arithmetic.
 foreach(name test_eight_bit test_gpu_eight_bit)
-  add_test(NAME stand_in.${name}_sm80 COMMAND ${name})
-  set_tests_properties(stand_in.${name}_sm80 PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
-                       "ESA_TEST_DEVICE=cuda;ESA_CUDA=sm80;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
+  foreach(level sm80 sm89)
+    set(test stand_in.${name}_${level})
+    add_test(NAME ${test} COMMAND ${name})
+    set_tests_properties(${test} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
+      "ESA_TEST_DEVICE=cuda;ESA_CUDA=${level};ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
+  endforeach()
 endforeach()
 # How the plugin finds cuBLASLt: the search needs no GPU, and the libraries are made up.
 add_executable(test_blas tests/cuda/test_blas.c src/cuda/runtime/blas.c)

@@ -98,8 +98,12 @@ collect() { # reads the logs of what was started; a program that died counts as 
 while read -r name; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done <"$folder/tests/gpu_tests.txt"
-for name in test_eight_bit test_gpu_eight_bit; do   # 8 bits have other kernels, and another arithmetic, below sm90a
-    start "$name-sm80" ESA_CUDA=sm80 ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
+levels=(sm80)                       # those below sm90a that the GPU has: 8 bits have other kernels there
+case $gpu in *"capability 8.9,"* | *"capability 9."* | *"capability 12."*) levels+=(sm89) ;; esac
+for name in test_eight_bit test_gpu_eight_bit; do
+    for level in "${levels[@]}"; do
+        start "$name-$level" ESA_CUDA="$level" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
+    done
 done
 for program in "$folder"/tests/test_*_gpu; do       # of the engine, if it was built: model/ and golden files
     case $program in */test_no_gpu) continue ;; esac        # it comes below, without the plugin
@@ -162,7 +166,10 @@ else
                 test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
-    label=-sm80 watch memcheck test_gpu_eight_bit ESA_CUDA=sm80
+    for level in "${levels[@]}"; do
+        label=-$level watch memcheck test_gpu_eight_bit ESA_CUDA="$level"
+    done
+    case " ${levels[*]} " in *" sm89 "*) label=-sm89 watch racecheck test_gpu_eight_bit ESA_CUDA=sm89 ;; esac
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
     done

@@ -290,7 +290,7 @@ ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t
  * A GPU refuses two things a CPU accepts (ESA_ERR_UNSUPPORTED): views whose data is not aligned to
  * the element size, and the entropy selector in ESA_MODE_COMPAT_ROUND.
  *
- * $ESA_CUDA=sm80 or sm90a lowers the choice of kernels. */
+ * $ESA_CUDA=sm80, sm89 or sm90a lowers the choice of kernels. */
 typedef struct esa_device_info {
     uint32_t struct_size;
     int32_t ordinal;
@@ -300,7 +300,7 @@ typedef struct esa_device_info {
     int32_t reserved0;
     int64_t memory, free_memory; /* bytes */
     char name[64];
-    char kernels[16]; /* attention kernels for this GPU: "sm90a" or "sm80" */
+    char kernels[16]; /* attention kernels for this GPU: "sm90a", "sm89" or "sm80" */
     char plugin[16];  /* version of libesa_cuda */
     int64_t reserved[4];
 } esa_device_info;

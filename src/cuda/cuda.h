@@ -48,7 +48,7 @@ typedef struct esa_cuda_info {
     int32_t driver, runtime;     /* CUDA versions as CUDA counts them: 13000 is 13.0 */
     int64_t memory, free_memory; /* bytes */
     char name[64];
-    char kernels[16]; /* attention kernels for this GPU: "sm90a" or "sm80" */
+    char kernels[16]; /* attention kernels for this GPU: "sm90a", "sm89" or "sm80" */
 } esa_cuda_info;
 
 /* A mask in device memory. */
@@ -134,7 +134,7 @@ typedef struct esa_cuda_table {
 
     /* Number of GPUs. ESA_ERR_DEVICE and a message if there is no driver or it is too old. */
     esa_status (*devices)(int32_t *count, char *error, int32_t error_bytes);
-    /* level NULL or "": the best level of this GPU. "sm80" or "sm90a" lowers it;
+    /* level NULL or "": the best level of this GPU. "sm80", "sm89" or "sm90a" lowers it;
      * ESA_ERR_UNSUPPORTED for other names and for a level above the GPU's. On success the caller
      * owns *dev and gives it to close. On failure *dev is NULL and error holds a message. */
     esa_status (*open)(esa_cuda_device **dev, int32_t ordinal, const char *level, char *error,

@@ -767,6 +767,7 @@ class Gpu(Base):
         missing = self.works("doctor", env={**self.env, "ESA_STAND_IN_BLAS": "missing"})
         self.assertRegex(missing, r"cublasLt +not in use: .*pip install nvidia-cublas")
         self.assertRegex(self.works("doctor", env={**self.env, "ESA_CUDA": "sm80"}), r"sm80 kernels \(ESA_CUDA=sm80\)")
+        self.assertIn("sm89 kernels", self.works("doctor", env={**self.env, "ESA_CUDA": "sm89"}))
         self.assertIn("nonsense", esa("doctor", env={**self.env, "ESA_CUDA": "nonsense"})[2])
 
     def test_bench(self):

@@ -1,5 +1,5 @@
 /* test_gpu_rounding.c - the step that rounds q, k and v to 8 bits, alone: every code, scale, centre
- * and mean against docs/precision.md, for both formats of values. ESA_TEST_TIMES=1 also prints the
+ * and mean against docs/precision.md, for all formats of values. ESA_TEST_TIMES=1 also prints the
  * time of each launch at true shapes.
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -25,7 +25,16 @@
 
 #define SLIGHTLY 0x1p-20
 
-enum { E4M3, F16 };
+/* The formats of values: that of the sm90a kernel, of the sm89 and of the sm80 kernel. */
+enum { E4M3, E4M3_64, F16, FORMATS };
+static const struct {
+    const char *name;
+    int (*runs)(void);
+    const char *(*round)(rounded *out, const esa_attn_args *args);
+    const char *(*times)(float *ms, const esa_attn_args *args);
+} formats[] = { { "E4M3", rounding_e4m3_runs, rounding_e4m3, rounding_e4m3_times },
+                { "E4M3, sm89", rounding_e4m3_64_runs, rounding_e4m3_64, rounding_e4m3_64_times },
+                { "f16", rounding_f16_runs, rounding_f16, rounding_f16_times } };
 enum { RUN = 128, SAMPLED = 8192 }; /* from so many keys on, centres come from a sample */
 
 /* One call. views: 0 plain, 1 rows padded by one element (not in pieces of 16 bytes), 2 tokens
@@ -310,8 +319,8 @@ static void check_block(const round_case *c, const inputs *in, const rounded *x,
         for (int64_t d = 0; d < D; d++) /* E4M3: the means of a block, side by side */
             v8[d] = c->format == F16
                         ? esa_load_f32(x->v_fine, mean * D + d, ESA_DTYPE_F16)
-                        : esa_f8_to_f32((
-                              (const uint8_t *)x->v_fine)[((g * x->nk + j) * D + d) * c->fine + p]);
+                        : esa_f8_to_f32(
+                              ((const uint8_t *)x->v_fine)[(mean - p) * D + d * c->fine + p]);
         check_mean(c, in, x, g, from + p * size, n - p * size < size ? n - p * size : size,
                    x->k_fine + mean * D, v8, k_scale);
     }
@@ -376,11 +385,11 @@ static void check_added(const round_case *c, const inputs *in, const rounded *x,
 
 static void check(round_case c)
 {
-    if (!(c.format == E4M3 ? rounding_e4m3_runs() : rounding_f16_runs())) return;
+    if (!formats[c.format].runs()) return;
     inputs in = make_inputs(&c);
     rounded x;
     memset(&x, 0, sizeof x);
-    const char *error = (c.format == E4M3 ? rounding_e4m3 : rounding_f16)(&x, &in.a);
+    const char *error = formats[c.format].round(&x, &in.a);
     if (error) fail_msg("%s", error);
     check_queries(&c, &in, &x);
     for (int64_t g = 0; g < c.B * c.Hkv; g++) {
@@ -392,7 +401,7 @@ static void check(round_case c)
         check_added(&c, &in, &x, g);
         for (int64_t j = 0; j * c.block_k < length; j++) check_block(&c, &in, &x, g, j);
         for (int64_t j = (length + c.block_k - 1) / c.block_k;
-             c.format == E4M3 && c.tail && j < x.nk_pad; j++)
+             c.format != F16 && c.tail && j < x.nk_pad; j++)
             for (int64_t d = 0; d < c.D; d++)
                 assert_true(value_at(&c, x.v_mean, x.nk_pad, g, j, d) == 0.0f);
     }
@@ -404,7 +413,7 @@ static void check(round_case c)
     free(in.perm_k);
 }
 
-/* Both formats and types; values in f16 also at D 64 and with blocks of 64 keys. */
+/* All formats and both types; that of the sm90a kernel has neither D 64 nor blocks of 64 keys. */
 static void check_all(round_case c)
 {
     for (c.D = 64; c.D <= 128; c.D += 64)
@@ -412,10 +421,8 @@ static void check_all(round_case c)
             c.block_k = 128;
             c.format = E4M3;
             if (c.D == 128) check(c);
-            c.format = F16;
-            check(c);
-            c.block_k = 64;
-            check(c);
+            for (c.format = E4M3_64; c.format <= F16; c.format++)
+                for (c.block_k = 64; c.block_k <= 128; c.block_k += 64) check(c);
         }
 }
 
@@ -513,10 +520,10 @@ static void times(void **state)
                   { "CogVideoX", 48, 17776, 64 } };
     (void)state;
     if (!getenv("ESA_TEST_TIMES")) return;
-    for (int format = E4M3; format <= F16; format++)
+    for (int format = E4M3; format < FORMATS; format++)
         for (int i = 0; i < 3; i++)
             for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++) {
-                if (format == E4M3 && (given[i].D != 128 || !rounding_e4m3_runs())) continue;
+                if (!formats[format].runs() || (format == E4M3 && given[i].D != 128)) continue;
                 const int64_t nk = (given[i].N + RUN - 1) / RUN;
                 const esa_attn_args a = { .dtype = ESA_DTYPE_BF16,
                                           .tail = tail,
@@ -531,15 +538,14 @@ static void times(void **state)
                                           .nq = nk,
                                           .nk = nk };
                 float ms[ROUNDING_STEPS + 1];
-                const char *error = (format == E4M3 ? rounding_e4m3_times : rounding_f16_times)(ms,
-                                                                                                &a);
+                const char *error = formats[format].times(ms, &a);
                 if (error) fail_msg("%s", error);
                 /* read in 16 bits, written in 8; f16 values in 16 */
                 const double bytes = (double)(given[i].H * given[i].N * given[i].D) *
-                                     (format == E4M3 ? 9.0 : 10.0);
-                printf("%-9s %s%s: %.3f ms, %.2f TB/s; stats %.3f, centres %.3f, round %.3f, "
+                                     (format == F16 ? 10.0 : 9.0);
+                printf("%-9s %-10s%s: %.3f ms, %.2f TB/s; stats %.3f, centres %.3f, round %.3f, "
                        "again %.3f\n",
-                       given[i].name, format == E4M3 ? "E4M3" : "f16 ", tail ? " with means" : "",
+                       given[i].name, formats[format].name, tail ? " with means" : "",
                        (double)ms[ROUNDING_STEPS], bytes / (double)ms[ROUNDING_STEPS] * 1e-9,
                        (double)ms[0], (double)ms[1], (double)ms[2], (double)ms[3]);
                 fflush(stdout);
@@ -549,8 +555,9 @@ static void times(void **state)
 static int start(void **state)
 {
     (void)state;
-    printf("seed %llu, E4M3 %d, f16 %d\n", (unsigned long long)test_seed(), rounding_e4m3_runs(),
-           rounding_f16_runs());
+    printf("seed %llu\n", (unsigned long long)test_seed());
+    for (int i = 0; i < FORMATS; i++)
+        printf("%s: %s\n", formats[i].name, formats[i].runs() ? "tested" : "not on this GPU");
     return rounding_f16_runs() ? 0 : -1;
 }
 

@@ -15,11 +15,35 @@
 // before the mask is known, so it always has room for the tail that is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
 
+// An 8-bit kernel, and how q, k and v are rounded for it. value: bytes of a value.
+struct eight_bit_kernel {
+    const char *name;
+    int64_t value;
+    bool (*takes)(const esa_cuda_device *, const esa_attn_args *);
+    esa_status (*quantise)(esa_cuda_device *, const esa_attn_args *, const quantised *,
+                           cudaStream_t);
+    esa_status (*launch)(esa_cuda_device *, const attention_job *, cudaStream_t);
+};
+
+// In the order in which they are asked.
+static const eight_bit_kernel eight_bit_kernels[] = {
+    { "sm90a-8bit", 1, sm90_8bit_takes, sm90_quantise, sm90_8bit_launch },
+    { "sm89-8bit", 1, sm89_8bit_takes, sm89_quantise, sm89_8bit_launch },
+    { "sm80-8bit", 2, sm80_8bit_takes, sm80_quantise, sm80_8bit_launch },
+};
+
+static const eight_bit_kernel *choose_eight_bit(const esa_cuda_device *dev, const esa_attn_args *a)
+{
+    for (const eight_bit_kernel &kernel : eight_bit_kernels)
+        if (kernel.takes(dev, a)) return &kernel;
+    return nullptr;
+}
+
 static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_attn_args *a)
 {
     prepared p;
     memset(&p, 0, sizeof p);
-    p.eight_bit = sm90_8bit_takes(dev, a) ? LEVEL_SM90A : sm80_8bit_takes(dev, a) ? LEVEL_SM80 : 0;
+    p.eight_bit = choose_eight_bit(dev, a);
     const int64_t element = element_bytes(a->dtype), rows = a->B * a->Hq * a->nq;
     p.row_pitch = ceil_div(a->D * element, (int64_t)16) * 16 / element;
     p.next = ws->take<int32_t>(1);
@@ -27,7 +51,7 @@ static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_att
     if (a->nq > ORDER_RUN) p.runs = ws->take<uint32_t>(rows);
     const int64_t nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
     if (p.eight_bit) {
-        p.q8 = carve_quantised(ws, a, p.eight_bit == LEVEL_SM90A ? 1 : 2);
+        p.q8 = carve_quantised(ws, a, p.eight_bit->value);
         if (a->tail == ESA_TAIL_NONE) return p;
         p.nk_pad = nk_pad;
         p.stands = ws->take<uint32_t>(rows * (nk_pad / 32));
@@ -117,8 +141,7 @@ struct kernel_choice {
 // The parts say whether the call runs in 8 bits; a as the kernels see it no longer tells.
 static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a, const prepared &p)
 {
-    if (p.eight_bit == LEVEL_SM90A) return { "sm90a-8bit", sm90_8bit_launch };
-    if (p.eight_bit) return { "sm80-8bit", sm80_8bit_launch };
+    if (p.eight_bit) return { p.eight_bit->name, p.eight_bit->launch };
     if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
     if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
     return { "simt", simt_launch };
@@ -147,8 +170,7 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     carve ws(workspace);
     const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
-    const auto first = parts.eight_bit == LEVEL_SM90A ? quantise_e4m3 : quantise_f16;
-    esa_status status = parts.eight_bit ? first(dev, args, &job.q8, stream)
+    esa_status status = parts.eight_bit ? parts.eight_bit->quantise(dev, args, &job.q8, stream)
                                         : gather_rows(dev, args, &parts, stream);
     if (!status) status = row_order(dev, &job.a, &parts, stream);
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);

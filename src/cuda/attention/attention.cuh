@@ -53,6 +53,8 @@ struct attention_job {
 // sm90.cu: precision 8, level, D 128, 16-bit input, no causality, no centroid tail, Bq 128/256, Bk
 // 128, 4 to 16 fine means, scale > 0. It reads no views, so the workspace knows the answer.
 bool sm90_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
+// sm89_8bit.cu: at its own level what sm80_8bit takes. It reads no views.
+bool sm89_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm80_8bit.cu: precision 8, a level below sm90a, D 64/128, otherwise what sm80 takes without
 // causality and the centroid tail, fine means of 4 tokens or more. It reads no views.
 bool sm80_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
@@ -61,6 +63,7 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm80.cu: 16-bit, any D and strides, Bq 64/128/256, Bk 64/128, scale > 0
 bool sm80_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 esa_status sm90_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
+esa_status sm89_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 esa_status sm80_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 esa_status sm80_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);

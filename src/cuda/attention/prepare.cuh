@@ -21,8 +21,8 @@ struct prepared {
     void *k_fine, *v_fine;
     int32_t *fine_columns;
     float *state_o, *state_m, *state_l;
-    // 8 bit: instead of the rows and means above. eight_bit: the level of the kernel; 0: 16 bit.
-    int eight_bit;
+    // 8 bit: instead of the rows and means above. eight_bit: the kernel; null: 16 bit.
+    const struct eight_bit_kernel *eight_bit;
     quantised q8;
 };
 

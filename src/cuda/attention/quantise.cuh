@@ -3,7 +3,7 @@
 //
 // docs/precision.md has the arithmetic. Keys and values are stored minus a centre of their head.
 // The centre of k does not change the softmax; the kernels add the centre of v to their outputs.
-// The kernel of sm_90a takes values in E4M3; the one of sm_80 takes them in f16.
+// The kernels of sm_90a and sm_89 take values in E4M3; the one of sm_80 takes them in f16.
 #pragma once
 
 #include "cuda/runtime/device.cuh"
@@ -57,7 +57,8 @@ struct quantised {
     int8_t *k_mean; // [B][Hkv][nk_pad][D]
     void *v_mean;   // E4M3 [B][Hkv][nk_pad / 128][D][128 slots], or f16 [B][Hkv][nk_pad][D]
     int8_t *k_fine; // [B][Hkv][nk * blocks * fine][D]
-    void *v_fine;   // E4M3 [B][Hkv][nk][D][fine] in the order of the keys, or f16 as k_fine
+    // E4M3 [B][Hkv][nk * blocks][D][fine] in the order of the keys, or f16 as k_fine
+    void *v_fine;
     int64_t nq, nk, nk_pad, blocks;
 };
 
@@ -99,9 +100,11 @@ static inline quantised carve_quantised(carve *ws, const esa_attn_args *a, int64
 // Fill q. a has the views as the caller gave them, and perm_q and perm_k. Enqueue three or four
 // launches.
 // sm90_quantise.cu: values in E4M3, D 128, blocks of 128 keys
-esa_status quantise_e4m3(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+esa_status sm90_quantise(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
                          cudaStream_t stream);
-// sm80_quantise.cu: values in f16, D 64 or 128, blocks of 64 or 128 keys, fine means of 4 keys or
-// more
-esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
-                        cudaStream_t stream);
+// sm89_quantise.cu: values in E4M3; sm80_quantise.cu: values in f16. Both: D 64 or 128, blocks of
+// 64 or 128 keys, fine means of 4 keys or more
+esa_status sm89_quantise(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+                         cudaStream_t stream);
+esa_status sm80_quantise(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+                         cudaStream_t stream);

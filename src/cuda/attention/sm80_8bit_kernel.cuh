@@ -1,6 +1,17 @@
 // sm80_8bit_kernel.cuh - block-sparse flash attention in 8 bits for Ampere and later: Q K^T in
-// int8, P V in f16, both by mma.sync.
+// int8, P V in the format of the including file, both by mma.sync; and its launches.
 // SPDX-License-Identifier: Apache-2.0
+//
+// A format of P and V (sm80_8bit.cu: f16, sm89_8bit.cu: E4M3) is a template<int DP> struct with
+//
+//   value         type of a value; those of a head follow each other
+//   BYTES         shared memory for the values of a step
+//   NARROW        thread blocks per multiprocessor, if a thread block has 64 rows
+//   load(to, step, head, job, place)
+//                 copies the values of a step from those of the head, or of its means
+//   lane(lane)    where a lane reads its first fragment of a step
+//   add(rows, s, from, factor, shift)
+//                 rows.o += P V and rows.l += sums of P, for P = exp2(s factor + shift)
 //
 // The tiles, warps and steps are those of sm80_kernel.cuh. What differs:
 //   - Tiles of q and k hold codes, one byte each. K and V of a step are loaded together, one step
@@ -16,6 +27,8 @@
 
 #include "cuda/attention/sm80_tile.cuh"
 
+static_assert(SM80_KEYS == ESA_EIGHT_STEP, "the reference on the CPU has the same stages");
+
 struct sm80_8bit_params {
     attention_job job;
     float scale_log2;   // scale log2(e)
@@ -23,16 +36,9 @@ struct sm80_8bit_params {
     bool o_vectors;     // rows of o can be moved 16 bytes at a time
 };
 
-template <int DP, int MT> constexpr int sm80_8bit_shared_bytes()
-{
-    // Queries; then two stages of codes of keys and of values. The rows of the result are staged
-    // over all of it.
-    return 64 * MT * DP + 2 * SM80_KEYS * DP * 3;
-}
-
-// K or V of one step, in rows of COLUMNS 16-bit elements: 64 keys of a head, 64 fine means, or 64
-// means. Where the means of the head lie is computed here, because that is rare and costs no
-// registers in between.
+// K, or V in f16, of one step, in rows of COLUMNS 16-bit elements: 64 keys of a head, 64 fine
+// means, or 64 means. Where the means of the head lie is computed here, because that is rare and
+// costs no registers in between.
 template <class T, int COLUMNS>
 DEV void load_codes(uint32_t dst, int step, const T *head, const void *means, const void *fine,
                     const attention_job &job, const tile_place &p)
@@ -128,12 +134,13 @@ DEV void to_values(warp_rows<DP, MT> &rows, const attention_job &job, const tile
     }
 }
 
-template <class T, int DP, int MT, bool HELD, int BLOCKS>
+template <template <int> class Values, class T, int DP, int MT, bool HELD, int BLOCKS>
 __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     const __grid_constant__ sm80_8bit_params params)
 {
+    using values = Values<DP>;
     constexpr int CODES = DP / 2; // 16-bit elements of a row of codes
-    constexpr int K_BYTES = SM80_KEYS * DP, STAGE_BYTES = 3 * K_BYTES;
+    constexpr int K_BYTES = SM80_KEYS * DP, STAGE_BYTES = K_BYTES + values::BYTES;
     extern __shared__ __align__(1024) char shared[];
     const attention_job &job = params.job;
     const esa_attn_args &a = job.a;
@@ -144,7 +151,7 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     if (p.rows <= 0) return;
     const int64_t head = (int64_t)p.b * a.Hq + p.h, kv = p.b * a.Hkv + kv_head(a, p);
     const uint16_t *const k_head = (const uint16_t *)x.k + kv * x.nk * RUN_8BIT * CODES;
-    const f16 *const v_head = (const f16 *)x.v + kv * x.nk * RUN_8BIT * DP;
+    const auto *const v_head = (const typename values::value *)x.v + kv * x.nk * RUN_8BIT * DP;
     const float *const k_scale = x.k_scale + kv * x.nk * x.blocks;
     // The scales of this thread's rows, times scale log2(e).
     float fq[MT * 2];
@@ -164,7 +171,7 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
         if (step == WALK_END) return;
         const uint32_t stage = ring + slot * STAGE_BYTES;
         load_codes<uint16_t, CODES>(stage, step, k_head, x.k_mean, x.k_fine, job, p);
-        load_codes<f16, DP>(stage + K_BYTES, step, v_head, x.v_mean, x.v_fine, job, p);
+        values::load(stage + K_BYTES, step, v_head, job, p);
     };
     int step = walk.next(job, p), slot = 0;
     load(0, step);
@@ -183,7 +190,7 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
         queries.hold();
     }
     const uint32_t k_lane = ring + fragment_by_column<CODES>(lane),
-                   v_lane = ring + K_BYTES + fragment_by_row<DP>(lane);
+                   v_lane = ring + K_BYTES + values::lane(lane);
 
     while (step != WALK_END) {
         const int after = walk.next(job, p);
@@ -214,7 +221,7 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r)
             shift[r] = fmaf(-origin, factor[r], EIGHT_TOP_LOG2 - rows.finite(rows.m[r]));
-        rows.template add_values<f16>(s, v_lane + slot * STAGE_BYTES, factor, shift);
+        values::add(rows, s, v_lane + slot * STAGE_BYTES, factor, shift);
         step = next;
         next = after;
         slot ^= 1;
@@ -226,4 +233,50 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     const int first = warp * 16 * MT;
     to_values<DP, MT>(rows, job, p, first, params.scale_log2, lane);
     rows.template store<T>(job, p, q_tile + first * DP * 2, first, params.o_vectors, 1.0f, lane);
+}
+
+// ---------------------------------------------------------------- the launches
+
+template <template <int> class Values, class T, int DP, int MT, bool HELD, int BLOCKS>
+static esa_status launch_8bit(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
+{
+    const esa_attn_args *a = &job->a;
+    // Queries; then two stages of keys and values.
+    constexpr int shared = 64 * MT * DP + 2 * (SM80_KEYS * DP + Values<DP>::BYTES);
+    static_assert(shared >= 64 * MT * DP * 2, "the result is staged over all of it");
+    const auto kernel = sm80_8bit_attention<Values, T, DP, MT, HELD, BLOCKS>;
+    unsigned tiles = 0;
+    esa_status status = count_tiles<64 * MT>(&tiles, dev, a);
+    if (status || tiles == 0) return status;
+    status = device_check(
+        dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+        "preparing the 8-bit kernel");
+    if (status) return status;
+    sm80_8bit_params params;
+    params.job = *job;
+    params.scale_log2 = (float)(a->scale * 1.4426950408889634);
+    params.block_log2 = job->q8.blocks == 2 ? 6 : 7;
+    params.o_vectors = rows_in_pieces({ a->o, a->o_stride, { a->B, a->Hq, a->Nq } }, a->D, 2, 16);
+    kernel<<<tiles, SM80_THREADS, shared, stream>>>(params);
+    return launch_check(dev, "launching the 8-bit kernel");
+}
+
+template <template <int> class Values, class T>
+static esa_status launch_8bit_for(esa_cuda_device *dev, const attention_job *job,
+                                  cudaStream_t stream)
+{
+    const bool narrow = job->a.count && job->a.block_q == 64;
+    if (job->a.D == 128)
+        return narrow ? launch_8bit<Values, T, 128, 1, true, Values<128>::NARROW>(dev, job, stream)
+                      : launch_8bit<Values, T, 128, 2, false, 2>(dev, job, stream);
+    return narrow ? launch_8bit<Values, T, 64, 1, true, Values<64>::NARROW>(dev, job, stream)
+                  : launch_8bit<Values, T, 64, 2, false, 3>(dev, job, stream);
+}
+
+template <template <int> class Values>
+static esa_status launch_8bit_kernel(esa_cuda_device *dev, const attention_job *job,
+                                     cudaStream_t stream)
+{
+    return job->a.dtype == ESA_DTYPE_BF16 ? launch_8bit_for<Values, bf16>(dev, job, stream)
+                                          : launch_8bit_for<Values, f16>(dev, job, stream);
 }

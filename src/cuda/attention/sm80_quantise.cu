@@ -83,8 +83,8 @@ struct f16_values {
 
 } // namespace
 
-esa_status quantise_f16(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
-                        cudaStream_t stream)
+esa_status sm80_quantise(esa_cuda_device *dev, const esa_attn_args *a, const quantised *q,
+                         cudaStream_t stream)
 {
     return quantise<f16_values>(dev, a, q, stream);
 }

@@ -1,34 +1,14 @@
-// sm90_8bit_ptx.cuh - wrappers for Hopper's 8-bit warpgroup products and conversions.
+// sm90_8bit_ptx.cuh - wrappers for Hopper's 8-bit warpgroup products.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/runtime/sm89_ptx.cuh"
 #include "cuda/runtime/sm90_ptx.cuh"
 
 template <int N> DEV void wgmma_pin(int (&r)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
-}
-
-// Four bytes, the first in the lowest.
-DEV uint32_t pack_e4m3(float a, float b, float c, float d)
-{
-    uint32_t packed;
-    asm("{.reg .b16 x, y;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 x, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 y, %4, %3;\n"
-        "mov.b32 %0, {x, y};}"
-        : "=r"(packed)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return packed;
-}
-
-// Two bytes as two f16.
-DEV __half2 unpack_e4m3(uint16_t packed)
-{
-    uint32_t two;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(packed));
-    return *(const __half2 *)&two;
 }
 
 #define R4(c, d, i)  c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])

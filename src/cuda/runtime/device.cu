@@ -97,24 +97,37 @@ static esa_encode_tiled *find_encode_tiled()
     return (esa_encode_tiled *)entry;
 }
 
+static const char *level_name(int level)
+{
+    return level == LEVEL_SM90A ? "sm90a" : level == LEVEL_SM89 ? "sm89" : "sm80";
+}
+
+static bool has_level(const esa_cuda_device *dev, int level)
+{
+    // mma.sync of E4M3. On 10.x and 11.x, as on Hopper, it is made of products in f16, so it does
+    // not pay there. Hopper has the level for tests.
+    const bool fp8 = (dev->major == 8 && dev->minor >= 9) || dev->major == 9 || dev->major == 12;
+    return level == LEVEL_SM90A ? dev->major == 9 && dev->encode_tiled : level == LEVEL_SM80 || fp8;
+}
+
 static esa_status choose_level(esa_cuda_device *dev, const char *name, char *error,
                                int32_t error_bytes)
 {
-    const bool hopper = dev->major == 9 && dev->encode_tiled;
-    dev->level = hopper ? LEVEL_SM90A : LEVEL_SM80;
+    dev->level = has_level(dev, LEVEL_SM90A)  ? LEVEL_SM90A
+                 : has_level(dev, LEVEL_SM89) ? LEVEL_SM89
+                                              : LEVEL_SM80;
     if (!name || !*name) return ESA_OK;
-    if (!strcmp(name, "sm80")) {
-        dev->level = LEVEL_SM80;
-        return ESA_OK;
-    }
-    if (strcmp(name, "sm90a")) {
-        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80 or sm90a", name);
+    for (const int level : { LEVEL_SM80, LEVEL_SM89, LEVEL_SM90A }) {
+        if (strcmp(name, level_name(level))) continue;
+        dev->level = level;
+        if (has_level(dev, level)) return ESA_OK;
+        snprintf(error, (size_t)error_bytes,
+                 "ESA_CUDA asks for %s kernels, GPU %d has compute capability %d.%d", name,
+                 dev->ordinal, dev->major, dev->minor);
         return ESA_ERR_UNSUPPORTED;
     }
-    if (hopper) return ESA_OK;
-    snprintf(error, (size_t)error_bytes,
-             "ESA_CUDA asks for sm90a kernels, GPU %d has compute capability %d.%d", dev->ordinal,
-             dev->major, dev->minor);
+    snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80, sm89 or sm90a",
+             name);
     return ESA_ERR_UNSUPPORTED;
 }
 
@@ -235,8 +248,7 @@ esa_status device_info(esa_cuda_device *dev, esa_cuda_info *info)
     info->memory = (int64_t)total;
     info->free_memory = (int64_t)free_bytes;
     snprintf(info->name, sizeof info->name, "%.63s", properties.name);
-    snprintf(info->kernels, sizeof info->kernels, "%s",
-             dev->level == LEVEL_SM90A ? "sm90a" : "sm80");
+    snprintf(info->kernels, sizeof info->kernels, "%s", level_name(dev->level));
     return ESA_OK;
 }
 

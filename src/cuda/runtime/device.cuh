@@ -13,7 +13,8 @@ typedef CUresult esa_encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t
                                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-enum { LEVEL_SM80 = 80, LEVEL_SM90A = 90 };
+// In the order of the GPUs; a level has what the lower ones have.
+enum { LEVEL_SM80 = 80, LEVEL_SM89 = 89, LEVEL_SM90A = 90 };
 
 struct product_state;  // engine/product.cuh
 struct transfer_state; // transfer.cu

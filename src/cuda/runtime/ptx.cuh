@@ -2,8 +2,8 @@
 // types. No policy.
 // SPDX-License-Identifier: Apache-2.0
 //
-// This file has what every GPU since Ampere has. sm80_ptx.cuh adds what only the sm80 kernels use,
-// sm90_ptx.cuh what only Hopper has.
+// This file has what every GPU since Ampere has. sm80_ptx.cuh adds what only the sm80 and sm89
+// kernels use, sm89_ptx.cuh what GPUs have since Ada, sm90_ptx.cuh what only Hopper has.
 #pragma once
 
 #include <cuda_bf16.h>
