@@ -27,9 +27,6 @@ bool sm89_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 
 constexpr uint32_t QUARTERS = 0x28282828; // 0.25, four times
 
-// The bytes of two keys whose bits are the lowest ones.
-DEV uint32_t bytes_of_pair(uint32_t bits) { return (bits & 1) * 0xffu | (bits & 2) * 0x7f80u; }
-
 // Values of a step are DP rows of 64 slots, one for each channel.
 template <int DP> struct e4m3_steps {
     using value = uint8_t;
@@ -38,49 +35,46 @@ template <int DP> struct e4m3_steps {
     // Where the 64 keys or means from `first` on begin in [n / 128][DP][128 slots].
     DEV int64_t begin(int first) { return (int64_t)(first & -RUN_8BIT) * DP + first % RUN_8BIT; }
 
+    // Means that do not stand in are loaded, too. They are finite, or every row of the head is NaN
+    // in the channel: it meets the value or its mean.
     DEV void load(uint32_t to, int step, const uint8_t *head, const attention_job &job,
                   const tile_place &p)
     {
-        if (__builtin_expect(step < 0, 0)) return load_means(to, step, job, p);
-        const uint16_t *const from = (const uint16_t *)(head + begin(step));
+        if (__builtin_expect(is_fine(step), 0)) return load_fine(to, step, job, p);
+        const uint8_t *from = head + begin(step);
+        if (__builtin_expect(step < 0, 0)) {
+            const int64_t kv = p.b * job.a.Hkv + kv_head(job.a, p);
+            from = (const uint8_t *)job.q8.v_mean + kv * job.q8.nk_pad * DP +
+                   begin(~step * SM80_KEYS);
+        }
 #pragma unroll
         for (int d = 0; d < DP; d += 64)
-            row_loader<uint16_t, ROW / 2>::copy_all(to + d * ROW, from + d * RUN_8BIT / 2,
-                                                    RUN_8BIT / 2, ROW / 2);
+            row_loader<uint16_t, ROW / 2>::copy_all(
+                to + d * ROW, (const uint16_t *)(from + d * RUN_8BIT), RUN_8BIT / 2, ROW / 2);
     }
 
-    // A step of fine means or of means. Means that do not exist or do not stand in become 0: a NaN
-    // among them must not meet a weight of 0. It is rare, so it is not inlined: its registers would
-    // cost spills elsewhere.
-    static __device__ __noinline__ void load_means(uint32_t to, int step, const attention_job &job,
-                                                   const tile_place p)
+    // Fine means, two at a time: those of a block are an even number, side by side. Columns that do
+    // not exist become 0. It is rare, so it is not inlined: its registers would cost spills
+    // elsewhere.
+    static __device__ __noinline__ void load_fine(uint32_t to, int step, const attention_job &job,
+                                                  const tile_place p)
     {
         const quantised &x = job.q8;
-        const esa_attn_args &a = job.a;
-        const int64_t kv = p.b * a.Hkv + kv_head(a, p);
-        const uint64_t valid = key_walk<SM80_KEYS>::columns(job, p, step);
-        const bool fine = is_fine(step);
-        const int first = fine ? key_walk<SM80_KEYS>::first_fine(step) : ~step * SM80_KEYS;
-        const uint16_t *const list = fine ? fine_list(a, p) : nullptr;
-        const char *const from = fine ? (const char *)x.v_fine + kv * x.nk * x.blocks * DP * a.fine
-                                      : (const char *)x.v_mean + kv * x.nk_pad * DP + begin(first);
+        const int fine = job.a.fine, first = key_walk<SM80_KEYS>::first_fine(step),
+                  exist = fine_columns(job, p, first);
+        const uint16_t *const list = fine_list(job.a, p);
+        const int64_t kv = p.b * job.a.Hkv + kv_head(job.a, p);
+        const uint8_t *const from = (const uint8_t *)x.v_fine + kv * x.nk * x.blocks * DP * fine;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < DP * ROW / 4; i += SM80_THREADS) {
-            // The four slots from 4 word on: columns c, c + 1, c + 8 and c + 9.
-            const int d = i / (ROW / 4), word = i % (ROW / 4), c = word / 4 * 16 + word % 4 * 2;
-            const uint32_t bits = (uint32_t)(valid >> c);
-            uint32_t w = bytes_of_pair(bits) | bytes_of_pair(bits >> 8) << 16;
-            // Two adjacent fine means. They are of one block, because a block has an even number.
-            const auto pair = [&](int column) {
-                const int block = list[column / a.fine];
-                return *(const uint16_t *)(from + ((int64_t)block * DP + d) * a.fine +
-                                           column % a.fine);
-            };
-            if (!fine)
-                w &= *(const uint32_t *)(from + d * RUN_8BIT + word * 4);
-            else if (w)
-                w &= pair(first + c) | (bits & 0x100 ? (uint32_t)pair(first + c + 8) << 16 : 0);
-            store_shared(to + chunk_place<ROW>(word / 4, d) + word % 4 * 4, w);
+        for (int i = threadIdx.x; i < DP * ROW / 2; i += SM80_THREADS) {
+            const int d = i / (ROW / 2), column = i % (ROW / 2) * 2, c = first + column,
+                      slot = slot_of_key(column);
+            uint16_t two = 0;
+            if (column < exist)
+                two = *(const uint16_t *)(from + ((int64_t)list[c / fine] * DP + d) * fine +
+                                          c % fine);
+            if (column + 1 == exist) two &= 0xff;
+            store_shared(to + chunk_place<ROW>(slot / 16, d) + slot % 16, two);
         }
     }
 

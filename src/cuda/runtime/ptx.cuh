@@ -52,6 +52,10 @@ DEV void store_shared(uint32_t dst, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(x) : "memory");
 }
+DEV void store_shared(uint32_t dst, uint16_t x)
+{
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(dst), "h"(x) : "memory");
+}
 DEV uint4 load_shared(uint32_t src)
 {
     uint4 x;
