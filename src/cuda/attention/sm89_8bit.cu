@@ -53,9 +53,9 @@ template <int DP> struct e4m3_steps {
                 to + d * ROW, (const uint16_t *)(from + d * RUN_8BIT), RUN_8BIT / 2, ROW / 2);
     }
 
-    // Fine means, two at a time: those of a block are an even number, side by side. Columns that do
-    // not exist become 0. It is rare, so it is not inlined: its registers would cost spills
-    // elsewhere.
+    // Fine means, two at a time: those of a block are an even number, side by side, and 0 where
+    // there are no keys. Columns past the end become 0. It is rare, so it is not inlined: its
+    // registers would cost spills elsewhere.
     static __device__ __noinline__ void load_fine(uint32_t to, int step, const attention_job &job,
                                                   const tile_place p)
     {
@@ -73,7 +73,6 @@ template <int DP> struct e4m3_steps {
             if (column < exist)
                 two = *(const uint16_t *)(from + ((int64_t)list[c / fine] * DP + d) * fine +
                                           c % fine);
-            if (column + 1 == exist) two &= 0xff;
             store_shared(to + chunk_place<ROW>(slot / 16, d) + slot % 16, two);
         }
     }
