@@ -41,7 +41,7 @@ constexpr int TILE_Q = 128;     // query rows per tile: two wgmma M of 64
 constexpr int WIDE_TILE = 192;  // the same of wide tiles
 constexpr int STAGE_KEYS = 128; // keys or means per ring stage
 constexpr int SLIVER = 16;      // columns that justify a softmax of their own
-constexpr int TURN_BARRIER = 8; // named barriers of warpgroups that take turns: 8 and 9
+constexpr int TURN_BARRIER = 8; // named barriers of warpgroups that take turns: 8, 9, 10
 
 struct kernel_args {
     const int32_t *count;  // [mask_B][Hq][nq] or null: dense

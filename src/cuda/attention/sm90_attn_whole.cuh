@@ -76,23 +76,19 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
         pack_rows<T>(p, s);
         soft.rescale_rows(o);
     }
-    // D = 128, stages without a look: the two warpgroups take turns to issue their products. Then
-    // one computes P while the tensor cores work for the other. Without turns they may fall into
-    // step, and whether they do changes with small changes of the code (up to 15 % of the time).
-    // Both take as many turns, because both have the same stages.
-    static constexpr bool TURNS = plan::shape::CONSUMERS == 2;
-    __device__ __forceinline__ void await_turn() const
-    {
-        if (TURNS) named_sync(TURN_BARRIER + base::wg, 256);
-    }
+    // In stages without a look the warpgroups take turns to issue their products. Then one computes
+    // P while the tensor cores work for another. Without turns they may fall into step, and whether
+    // they do changes with small changes of the code (up to 15 % of the time). All take as many
+    // turns, because all have the same stages.
+    static constexpr int CONSUMERS = plan::shape::CONSUMERS;
+    __device__ __forceinline__ void await_turn() const { named_sync(TURN_BARRIER + base::wg, 256); }
     __device__ __forceinline__ void pass_turn() const
     {
-        if (TURNS) named_arrive(TURN_BARRIER + 1 - base::wg, 256);
+        named_arrive(TURN_BARRIER + (base::wg + 1) % CONSUMERS, 256);
     }
-
     __device__ __forceinline__ void begin() const
     {
-        if (base::wg == 1) pass_turn(); // warpgroup 0 has the first turn
+        if (base::wg == CONSUMERS - 1) pass_turn(); // warpgroup 0 has the first turn
     }
 
     // A later stage: QK of this stage and PV of the previous one; the softmax of this stage
