@@ -18,7 +18,8 @@
 //
 // Each kernel has two variants. The plain one knows kv_len but neither causality nor tails, so only
 // the first stage of a tile can have a note. FULL also reads notes at the second stage (causal) and
-// after the list (means). The main loop reads none in either.
+// after the list (means). The main loop reads none in either. Calls in bf16 at D = 64 without LSE
+// have variants of their own (ONES in softmax_rows).
 //
 // Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_gather.cuh (helper warps),
 // sm90_attn_softmax.cuh (logits to probabilities), sm90_attn_team.cuh (shared by both consumers),
@@ -64,8 +65,8 @@ struct kernel_args {
     int32_t tiles;     // B * Hq * nq * split
     int32_t o_vectors; // rows of o may be stored in pieces of 16 bytes
     float scale;
-    // Start value of row maxima. It stays finite when scaled, so -inf scores never
-    // meet -inf maxima.
+    // Start value of row references, as an unscaled logit. It stays finite when scaled, so -inf
+    // scores never meet -inf references.
     float floor;
     // FULL
     int32_t causal, shift;                    // query i sees key j if j <= i + shift
@@ -108,7 +109,8 @@ template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
 // other's waits. There is one wide tile at a time, and its three consumers share K and V.
 //
-// BITS: of the elements in shared memory. With 8, a second accumulator takes what P and Q give.
+// BITS: of the elements in shared memory. With 8, P takes half the registers, and there is a second
+// accumulator.
 // ROWS: of a tile.
 template <int D, int BITS = 16, int ROWS = TILE_Q> struct block_shape {
     static constexpr bool WIDE = ROWS == WIDE_TILE;

@@ -1,11 +1,11 @@
 // sm90_attn_again.cuh - the logits of one warp, computed a second time.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp that did not look at maxima and got infinity needs its logits again (softmax_rows). The
-// products of a warpgroup need all of its warps, and the others may not need theirs. So the warp
-// multiplies alone, with mma.sync: Q and K are still in shared memory, and the accumulators lie as
-// those of wgmma do. This is slow and hardly ever happens: a logit must exceed all logits of its
-// row in the stages before by about 120 in units of log2.
+// A warp that did not look at maxima and got a P above 2^60 needs its logits again (softmax_rows).
+// The products of a warpgroup need all of its warps, and the others may not need theirs. So the
+// warp multiplies alone, with mma.sync: Q and K are still in shared memory, and the accumulators
+// lie as those of wgmma do. This is slow and rare: a logit must exceed all logits of its row in the
+// stages before by 59 or more in units of log2, or its row has seen no key before (causal calls).
 #pragma once
 
 #include "cuda/runtime/sm80_ptx.cuh"

@@ -54,12 +54,13 @@ DEV void quad_max(float (&x)[2])
 // 2^-24, and for calls without LSE, because such sums are not exact enough for it. Without ONES a
 // thread adds its P in f32.
 //
-// TIGHT: there are no registers for a branch in look (two teams). References follow every maximum.
+// TIGHT (two teams): without ONES there are no registers for a branch in look. Then references
+// follow every maximum.
 template <bool ONES, bool TIGHT> struct softmax_rows {
     static constexpr bool BRANCH = ONES || !TIGHT;
     static constexpr int HEAD = ONES ? 40 : BRANCH ? 2 : 0;
     static constexpr int LOOK_STAGES = ONES ? 1 : BRANCH ? 64 : INT32_MAX;
-    // The same in a quad, never below kernel_args.floor in units of log2.
+    // References, the same in a quad. Never below kernel_args.floor, in units of log2.
     float ref[2];
     float l[2];     // without ONES: this thread's part of the row sums
     float sum[2];   // the same of the current stage
@@ -151,7 +152,7 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
         return __any_sync(~0u, (any[0] | any[1]) & 0x40004000u);
     }
     // Raises references after weigh, whose P are in s. O has all stages before this one. again(s):
-    // computes the logits again, because a P of infinity does not tell by how much to raise.
+    // computes the logits again for a huge P: one of infinity does not tell by how much to raise.
     template <class Again, int N, int NO>
     __device__ __forceinline__ void catch_up(float (&s)[N], float (&o)[NO], float scale_log2,
                                              const Again &again)
