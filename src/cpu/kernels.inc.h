@@ -201,21 +201,36 @@ static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, i
     for (; i < keys; i++) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, 1);
 }
 
-/* o[R][NR] = R columns of v (in place) times p. */
+/* o[R][NR] = o alpha + c, or c. The products of one block are added up from 0 first: every addition
+ * rounds at the size of the sum so far, and a block has fewer terms than a row. A choice per vector
+ * instead of per loop would make pv 2 % slower. */
+INLINE void add_tile(float *o, vf c[][NV], const float *alpha, int32_t accumulate, const int R)
+{
+    if (accumulate && alpha) {
+        UNROLL
+        for (int r = 0; r < R; r++) UNROLL
+        for (int j = 0; j < NV; j++)
+            c[r][j] = v_fma(v_load(o + r * NR + j * VL), v_load(alpha + j * VL), c[r][j]);
+    } else if (accumulate) {
+        UNROLL
+        for (int r = 0; r < R; r++) UNROLL
+        for (int j = 0; j < NV; j++) c[r][j] = v_add(v_load(o + r * NR + j * VL), c[r][j]);
+    }
+    UNROLL
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+}
+
+/* Adds R columns of v (in place) times p to o[R][NR]. */
 INLINE void pv_tile(float *o, const float *p, const float *v, int64_t v_stride, int64_t keys,
                     const float *alpha, int32_t accumulate, const int R)
 {
     vf c[MR][NV];
     UNROLL
     for (int r = 0; r < R; r++) UNROLL
-    for (int j = 0; j < NV; j++) {
-        c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
-        if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
-    }
+    for (int j = 0; j < NV; j++) c[r][j] = v_zero();
     tile_product(c, v, v_stride, 1, p, keys, 4, R);
-    UNROLL
-    for (int r = 0; r < R; r++) UNROLL
-    for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+    add_tile(o, c, alpha, accumulate, R);
 }
 
 static void pv(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys,
@@ -293,14 +308,15 @@ static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, cons
             moved = 1;
         }
         v_store(alpha + j * VL, scale);
-        sum[0][j] = v_mul(v_load(l + j * VL), scale);
-        sum[1][j] = v_zero();
+        sum[0][j] = sum[1][j] = v_zero();
         ref[j] = v_if_gt(now, none, now, v_zero()); /* -inf - -inf would be NaN */
     }
     for (i = 0; i + 2 <= keys; i += 2) exp2_rows(s + i * NR, ref, sum, 2);
     if (i < keys) exp2_rows(s + i * NR, ref, sum, 1);
     UNROLL
-    for (int j = 0; j < NV; j++) v_store(l + j * VL, v_add(sum[0][j], sum[1][j]));
+    for (int j = 0; j < NV; j++)
+        v_store(l + j * VL,
+                v_fma(v_load(l + j * VL), v_load(alpha + j * VL), v_add(sum[0][j], sum[1][j])));
     return moved;
 }
 

@@ -184,14 +184,9 @@ INLINE void pv_pairs(float *o, const uint16_t *p, const uint16_t *v, int64_t v_s
     vf c[MR][NV];
     UNROLL
     for (int r = 0; r < R; r++) UNROLL
-    for (int j = 0; j < NV; j++) {
-        c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
-        if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
-    }
+    for (int j = 0; j < NV; j++) c[r][j] = v_zero();
     tile_pairs(c, v, 2 * v_stride, 2, p, (keys + 1) / 2, R);
-    UNROLL
-    for (int r = 0; r < R; r++) UNROLL
-    for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+    add_tile(o, c, alpha, accumulate, R);
 }
 
 static void pv_bf16(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys,

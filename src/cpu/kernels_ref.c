@@ -124,8 +124,9 @@ static void pv(float *o, const void *p, const void *v, int64_t v_stride, int64_t
     const float *a = v, *b = p;
     for (int64_t d = 0; d < D; d++)
         for (int64_t c = 0; c < NR; c++) {
-            float sum = accumulate ? o[d * NR + c] * (alpha ? alpha[c] : 1.0f) : 0.0f;
+            float sum = 0.0f;
             for (int64_t i = 0; i < keys; i++) sum += a[i * v_stride + d] * b[i * NR + c];
+            if (accumulate) sum += o[d * NR + c] * (alpha ? alpha[c] : 1.0f);
             o[d * NR + c] = sum;
         }
 }

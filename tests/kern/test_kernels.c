@@ -292,6 +292,38 @@ static void test_products(void **state)
             }
 }
 
+/* A block is added up before it meets the sums of earlier blocks. If these are 2^24 and every term
+ * is 1, adding one term at a time would stay at 2^24. */
+static void test_block_sums(void **state)
+{
+    enum { KEYS = 38, D = 23 }; /* even: one ulp above 2^24 is 2 */
+    (void)state;
+    for (int s = 0; s < sets; s++)
+        for (int32_t rescale = 0; rescale < 2; rescale++) {
+            const esa_cpu_kernels *k = set[s];
+            const int64_t nr = k->nr;
+            const float old = rescale ? 0x1p25f : 0x1p24f; /* alpha is 1/2 if they are rescaled */
+            float sc[KEYS * ESA_CPU_MAX_NR], p[(KEYS + 1) * ESA_CPU_MAX_NR], v[KEYS * D],
+                o[D * ESA_CPU_MAX_NR], m[ESA_CPU_MAX_NR], l[ESA_CPU_MAX_NR], alpha[ESA_CPU_MAX_NR];
+            float *probability = k->packed_bytes == 4 ? sc : p;
+            void *values = aligned_bytes(esa_rows_v_bytes(k, KEYS, D));
+            for (int64_t i = 0; i < KEYS * nr; i++) sc[i] = 3.0f;
+            for (int64_t i = 0; i < KEYS * D; i++) v[i] = 1.0f;
+            for (int64_t i = 0; i < D * nr; i++) o[i] = old;
+            for (int64_t i = 0; i < nr; i++) {
+                m[i] = 3.0f;
+                l[i] = 0x1p24f;
+            }
+            k->rows_v(values, v, ESA_DTYPE_F32, D, NULL, KEYS, D);
+            k->softmax(probability, sc, KEYS, NULL, NULL, m, l, alpha);
+            for (int64_t i = 0; i < nr; i++) assert_true(l[i] == 0x1p24f + KEYS);
+            for (int64_t i = 0; i < nr; i++) alpha[i] = 0.5f;
+            k->pv(o, probability, values, D, KEYS, D, rescale ? alpha : NULL, 1);
+            for (int64_t i = 0; i < D * nr; i++) assert_true(o[i] == 0x1p24f + KEYS);
+            free(values);
+        }
+}
+
 /* Limits, bias, -inf, the lazy maximum and NaN. */
 static void test_softmax_rules(void **state)
 {
@@ -509,9 +541,10 @@ static void test_error_slots(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pack),        cmocka_unit_test(test_qk),
-        cmocka_unit_test(test_products),    cmocka_unit_test(test_softmax_rules),
-        cmocka_unit_test(test_small_slots), cmocka_unit_test(test_error_slots),
+        cmocka_unit_test(test_pack),          cmocka_unit_test(test_qk),
+        cmocka_unit_test(test_products),      cmocka_unit_test(test_block_sums),
+        cmocka_unit_test(test_softmax_rules), cmocka_unit_test(test_small_slots),
+        cmocka_unit_test(test_error_slots),
     };
     return cmocka_run_group_tests(tests, find_sets, NULL);
 }
