@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
-together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts."""
+together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts.
+versions.py: every tree runs its own package and library, on the same tensors."""
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import esa
 from esa.programs.native import find_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -90,3 +92,54 @@ def test_beside(tmp_path):
     done = subprocess.run([*words, "--engine", "--model none"], capture_output=True, text=True, timeout=600,
                           env=environment)
     assert done.returncode == 1 and "beside.py" in done.stderr and "none" in done.stderr
+
+
+def versions(*words):
+    return subprocess.run([sys.executable, ROOT / "bench" / "versions.py", "--device", "cpu", "--shapes", "small",
+                           "--rounds", "2", *map(str, words)], capture_output=True, text=True, timeout=300)
+
+
+def a_tree(folder):
+    """A tree of links to the package, the benchmarks and the library under test."""
+    (folder / "build").mkdir(parents=True)
+    (folder / "build" / "libesa.so").symlink_to(pathlib.Path(esa.load().path).resolve())
+    for name in ("bench", "python"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def test_versions(tmp_path):
+    here, path = a_tree(tmp_path / "one"), tmp_path / "versions.json"
+    other = a_tree(tmp_path / "two")
+    # this version is wrong: all outputs are a tenth too large
+    (other / "python").unlink()
+    package = other / "python" / "esa"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        f"__path__ = [{str(ROOT / 'python' / 'esa')!r}]\n"
+        "from esa.core.functional import attention as right\nfrom esa.core.mask import Mask\n"
+        "def attention(*tensors):\n    return right(*tensors) * 1.1\n")
+    run = versions("--tree", f"a={here}", "--tree", f"b={other}", "--densities", "1,0.3", "--json", path)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [(r["tree"], r["way"], r["density"]) for r in rows] == [
+        ("a", "call", 1.0), ("b", "call", 1.0), ("a", "call", 0.3), ("b", "call", 0.3)]
+    for r in rows:
+        assert 0 < r["least"] <= r["ms"] <= r["most"]
+        # f32 against f64: 1000 keys round at 2^-24 each; the wrong version is off by exactly a tenth
+        assert r["error"] < 1e-5 if r["tree"] == "a" else abs(r["error"] - 0.1) < 1e-5
+        first = next(x for x in rows if x["tree"] == "a" and x["density"] == r["density"])
+        assert r["ratio"] == pytest.approx(first["ms"] / r["ms"])
+    assert "small, call: ms (ratio) error" in run.stdout
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "--tree NAME=FOLDER is needed"),
+    (["--tree", "a=/no/such/tree"], "/no/such/tree has neither build-cuda/libesa.so nor build/libesa.so"),
+    (["--tree", "a=.", "--densities", "0.5,x"], "--densities takes numbers"),
+    (["--tree", "a=.", "--densities", "0"], "densities are above 0"),
+    (["--tree", "a=.", "--shapes", "none"], "unknown shape in 'none'"),
+])
+def test_versions_wrong_words(words, message):
+    run = versions(*words)
+    assert run.returncode != 0 and message in run.stderr
