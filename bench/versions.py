@@ -5,17 +5,20 @@
     git worktree add ../before 54ee14c && make -C ../before cuda && make cuda
     bench/versions.py --tree before=../before --tree now=. --shapes cogvideox-5b --rest 0.05
 
-A tree is a checkout with its library in build-cuda/ (or build/). Each tree runs in a process of its
-own with its own Python package, so versions with different interfaces can be compared. All of them
-get the same random q, k, v and the same random masks of 128 x 128 blocks. The processes take turns
-in random order, and one runs at a time. Two ways to call are timed:
+A tree is a checkout with its library in build-cuda/ or build/. Each tree runs in its own process
+with its own Python package. It must have bench/esa_ctypes.py, esa.attention and
+esa.Mask.from_blocks; commit 54ee14c has them. All trees get the same random q, k, v and the same
+random masks of 128 x 128 blocks. The processes take turns in random order, and one runs at a time.
+Two ways to call are timed:
 
   call     esa.attention of the package, as a user calls it
   plan     the call of a prepared plan: the kernels and little else
 
-A ratio is the time of the first tree over that of a tree. An error is the relative L2 error of 64
-rows of two heads against float64."""
+A timing is a batch of calls that takes about 8 ms and starts on an idle device. Times are medians.
+A ratio is the time of the first tree divided by the time of this tree; above 1 is faster. An error
+is the relative L2 error of 64 rows of two heads against float64."""
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -49,15 +52,16 @@ class Worker:
             stream = torch.cuda.Stream()
             torch.cuda.set_stream(stream)
             self.ctx = esa_ctypes.Ctx(esa_ctypes.Library(), stream.cuda_stream)
-        self.jobs = {}
+        self.jobs, self.made = {}, []
 
     def prepare(self, shape, densities, seed):
         torch, (H, N, D) = self.torch, shape
+        self.forget()
         gen = torch.Generator(self.device).manual_seed(seed)
         q, k, v = (torch.randn(1, H, N, D, device=self.device, generator=gen).to(self.dtype)
                    for _ in range(3))
         n = -(-N // BLOCK)
-        self.jobs, errors = {}, {}
+        errors = {}
         for d in densities:
             kept = mask = None
             if d < 1:
@@ -65,23 +69,35 @@ class Worker:
                 kept = rank.argsort(-1) < max(1, round(d * n))
                 mask = self.esa.Mask.from_blocks(kept.cpu().numpy(), N, N, block=BLOCK)
                 mask = mask.to("cuda") if self.gpu else mask
-            call = lambda mask=mask: self.esa.attention(q, k, v, mask)  # noqa: E731
-            self.jobs["call", d] = call
-            errors[d] = self.error(q, k, v, kept, call())
+            self.jobs["call", d] = lambda mask=mask: self.esa.attention(q, k, v, mask)
+            errors[f"call {d}"] = self.error(q, k, v, kept, self.jobs["call", d]())
             if self.gpu:
-                self.jobs["plan", d] = self.prepared(q, k, v, kept)
+                self.jobs["plan", d], o = self.prepared(q, k, v, kept)
+                self.jobs["plan", d]()
+                torch.cuda.synchronize()
+                errors[f"plan {d}"] = self.error(q, k, v, kept, o)
         return {"errors": errors}
 
+    def forget(self):
+        """Frees what the shape before needed."""
+        self.jobs = {}
+        for thing in self.made:
+            thing.free()
+        self.made = []
+
     def prepared(self, q, k, v, kept):
+        """The call of a plan, and the tensor it writes."""
         import numpy
-        torch, o, mask = self.torch, self.torch.empty_like(q), None
+        torch, o, mask = self.torch, self.torch.full_like(q, math.nan), None
         if kept is not None:
             bits = numpy.packbits(kept.cpu().numpy(), axis=-1, bitorder="little")
             mask = self.ctx.mask_from_bits(numpy.ascontiguousarray(bits), *kept.shape[:2],
                                            q.shape[2], k.shape[2], BLOCK, BLOCK)
+            self.made.append(mask)
         plan = self.low.Plan(self.ctx, q, k)
+        self.made.append(plan)
         space = torch.empty(max(64, plan.workspace), dtype=torch.uint8, device="cuda")
-        return plan.attention(mask, q, k, v, o, space)
+        return plan.attention(mask, q, k, v, o, space), o
 
     def error(self, q, k, v, kept, o):
         torch, N = self.torch, q.shape[2]
@@ -117,26 +133,28 @@ class Worker:
             ask = json.loads(line)
             try:
                 answer = self.prepare(**ask) if "shape" in ask else self.time(**ask)
-            except Exception as error:      # the other trees go on
+            except Exception as error:      # the other process prints it and stops
                 answer = {"failed": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 
 
 # ---- the process that asks ----
 
-def library_of(tree):
-    for folder in ("build-cuda", "build"):
+def library_of(tree, device):
+    for folder in ("build-cuda", "build") if device == "cuda" else ("build", "build-cuda"):
         if (tree / folder / "libesa.so").exists():
             return tree / folder / "libesa.so"
     sys.exit(f"versions.py: {tree} has neither build-cuda/libesa.so nor build/libesa.so: build it first")
 
 
 class Tree:
-    def __init__(self, name, folder, device):
-        self.name, folder = name, pathlib.Path(folder).resolve()
-        library = library_of(folder)
+    def __init__(self, name, folder, library, device):
+        self.name, self.library = name, library
+        others = os.environ.get("PYTHONPATH")           # torch may be there
         environment = dict(os.environ, ESA_LIB=str(library), PYTHONDONTWRITEBYTECODE="1",
-                           PYTHONPATH=f"{folder / 'bench'}:{folder / 'python'}")
+                           PYTHONPATH=os.pathsep.join([str(folder / "bench"), str(folder / "python")]
+                                                      + ([others] if others else [])))
+        environment.pop("ESA_CUDA_LIB", None)
         plugin = library.parent / "libesa_cuda.so"
         if plugin.exists():
             environment["ESA_CUDA_LIB"] = str(plugin)
@@ -145,8 +163,10 @@ class Tree:
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, **question):
-        print(json.dumps(question), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(question), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
         if not answer:
             sys.exit(f"versions.py: the process of tree '{self.name}' ended with status "
                      f"{self.process.wait()}")
@@ -156,7 +176,8 @@ class Tree:
         return answer
 
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
 
@@ -184,7 +205,7 @@ def measure(trees, name, shape, a):
                 t = times[tree, way, d]
                 rows.append(dict(shape=name, tree=tree.name, way=way, density=d, ms=statistics.median(t),
                                  least=min(t), most=max(t), ratio=base / statistics.median(t),
-                                 error=errors[tree.name][str(d)]))
+                                 error=errors[tree.name][f"{way} {d}"]))
     return rows
 
 
@@ -203,13 +224,15 @@ def main():
     known = dict(shapes.SHAPES, small=shapes.Shape(2, 1000, 64, (1, 25, 40), (0, 0)))   # small: to try the script
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tree", action="append", metavar="NAME=FOLDER", default=[],
-                    help="a version; at least one, the first is what the others are compared with")
-    ap.add_argument("--shapes", default="cogvideox-5b", help=f"of {','.join(known)} (default: %(default)s)")
-    ap.add_argument("--densities", default="1,0.5,0.2,0.1", help="in (0, 1]; 1 is dense (default: %(default)s)")
+                    help="a version to time; repeat it. Ratios compare with the first one")
+    ap.add_argument("--shapes", default="cogvideox-5b",
+                    help=f"with commas, of {','.join(known)} (default: %(default)s)")
+    ap.add_argument("--densities", default="1,0.5,0.2,0.1",
+                    help="with commas, above 0 and at most 1, which is dense (default: %(default)s)")
     ap.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: f32, only way 'call'")
-    ap.add_argument("--rounds", type=int, default=7, help="turns of each job (default: %(default)s)")
-    ap.add_argument("--rest", type=float, default=0.0, help="seconds of idling before each timing (default: 0)")
-    ap.add_argument("--seed", type=int, default=7, help="of tensors, masks and turns (default: %(default)s)")
+    ap.add_argument("--rounds", type=int, default=7, help="timings of each tree, way and density (default: %(default)s)")
+    ap.add_argument("--rest", type=float, default=0.0, help="idle seconds before each timing (default: 0)")
+    ap.add_argument("--seed", type=int, default=7, help="seed of tensors, masks and order (default: %(default)s)")
     ap.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     a = ap.parse_args()
     names, given = a.shapes.split(","), dict(t.partition("=")[::2] for t in a.tree)
@@ -217,26 +240,44 @@ def main():
         a.densities = [float(d) for d in a.densities.split(",")]
     except ValueError:
         ap.error(f"--densities takes numbers with commas between them, not '{a.densities}'")
-    if not given or not all(given.values()) or len(given) < len(a.tree):
+    if not all([given, *given, *given.values()]) or len(given) < len(a.tree):
         ap.error("--tree NAME=FOLDER is needed at least once, and each NAME once")
     if any(n not in known for n in names):
         ap.error(f"unknown shape in '{a.shapes}', expected some of {', '.join(known)}")
-    if not all(0 < d <= 1 for d in a.densities) or a.rounds < 1 or a.rest < 0:
+    if not all(0 < d <= 1 for d in a.densities) or a.rounds < 1 or not 0 <= a.rest < math.inf:
         ap.error("densities are above 0 and at most 1, rounds at least 1, rest at least 0")
+    if len(set(names)) < len(names) or len(set(a.densities)) < len(a.densities):
+        ap.error("a shape or a density is given twice")
+    if a.json and not pathlib.Path(a.json).resolve().parent.is_dir():
+        ap.error(f"--json: '{a.json}' is in a folder that does not exist")
+    folders = {n: pathlib.Path(folder).resolve() for n, folder in given.items()}
+    libraries = {n: library_of(folder, a.device) for n, folder in folders.items()}
     random.seed(a.seed)
-    trees, rows = [Tree(n, folder, a.device) for n, folder in given.items()], []
-    for name in names:
-        rows += measure(trees, name, known[name], a)
-        show([r for r in rows if r["shape"] == name], a.densities)
-        if a.json:
-            pathlib.Path(a.json).write_text(json.dumps(dict(command=sys.argv, rows=rows), indent=1) + "\n")
-    for tree in trees:
-        tree.close()
+    trees, rows = [], []
+    try:
+        for n, folder in folders.items():
+            print(f"{n}: {libraries[n]}", flush=True)
+            trees.append(Tree(n, folder, libraries[n], a.device))
+        for name in names:
+            rows += measure(trees, name, known[name], a)
+            show([r for r in rows if r["shape"] == name], a.densities)
+            if a.json:
+                out = dict(command=sys.argv, device=a.device,
+                           libraries={n: str(path) for n, path in libraries.items()}, rows=rows)
+                pathlib.Path(a.json).write_text(json.dumps(out, indent=1) + "\n")
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for tree in trees:
+            tree.close()
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        pipe, sys.stdout = sys.stdout, sys.stderr       # nothing else may reach the pipe
-        sys.exit(Worker(sys.argv[2]).serve(pipe))
+        pipe = os.fdopen(os.dup(1), "w")        # what libraries print must not look like an answer
+        os.dup2(2, 1)
+        with contextlib.suppress(KeyboardInterrupt):
+            Worker(sys.argv[2]).serve(pipe)
+        sys.exit(0)
     sys.exit(main())

@@ -57,8 +57,9 @@ typedef struct esa_cpu_kernels {
     int32_t (*softmax)(void *p, float *s, int64_t keys, const float *limit, const float *bias,
                        float *m, float *l, float *alpha);
 
-    /* o[D][nr] = o * alpha[nr] (alpha NULL: 1) + sum over keys of v p, which is added up from 0.
-     * accumulate 0: o is not read. v: rows of v_stride elements. */
+    /* o[D][nr] = o * alpha[nr] (alpha NULL: 1) + sum over keys of v p. The sum starts from 0 and is
+     * added to o at the end. accumulate 0: neither o nor alpha is read. v: rows of v_stride
+     * elements. */
     void (*pv)(float *o, const void *p, const void *v, int64_t v_stride, int64_t keys, int64_t D,
                const float *alpha, int32_t accumulate);
 

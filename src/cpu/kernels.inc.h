@@ -201,9 +201,9 @@ static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, i
     for (; i < keys; i++) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, 1);
 }
 
-/* o[R][NR] = o alpha + c, or c. The products of one block are added up from 0 first: every addition
- * rounds at the size of the sum so far, and a block has fewer terms than a row. A choice per vector
- * instead of per loop would make pv 2 % slower. */
+/* o[R][NR] = o alpha + c (alpha NULL: 1; accumulate 0: only c). c has the products of one block,
+ * added up from 0: each addition rounds at the size of the sum so far, and a block has fewer terms
+ * than a row. The branches are outside the loops, because inside they make pv 2 % slower. */
 INLINE void add_tile(float *o, vf c[][NV], const float *alpha, int32_t accumulate, const int R)
 {
     if (accumulate && alpha) {
@@ -221,7 +221,7 @@ INLINE void add_tile(float *o, vf c[][NV], const float *alpha, int32_t accumulat
     for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
 }
 
-/* Adds R columns of v (in place) times p to o[R][NR]. */
+/* o[R][NR] = o alpha + R columns of v (in place) times p. */
 INLINE void pv_tile(float *o, const float *p, const float *v, int64_t v_stride, int64_t keys,
                     const float *alpha, int32_t accumulate, const int R)
 {

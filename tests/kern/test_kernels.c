@@ -320,6 +320,11 @@ static void test_block_sums(void **state)
             for (int64_t i = 0; i < nr; i++) alpha[i] = 0.5f;
             k->pv(o, probability, values, D, KEYS, D, rescale ? alpha : NULL, 1);
             for (int64_t i = 0; i < D * nr; i++) assert_true(o[i] == 0x1p24f + KEYS);
+            /* accumulate 0 reads neither o nor alpha */
+            for (int64_t i = 0; i < D * nr; i++) o[i] = NAN;
+            for (int64_t i = 0; i < nr; i++) alpha[i] = NAN;
+            k->pv(o, probability, values, D, KEYS, D, rescale ? alpha : NULL, 0);
+            for (int64_t i = 0; i < D * nr; i++) assert_true(o[i] == (float)KEYS);
             free(values);
         }
 }
@@ -373,6 +378,8 @@ static void test_softmax_rules(void **state)
         assert_true(m[1] == 1.0f &&
                     fabs((double)alpha[1] - exp2(-8.5)) <= 4 * 0x1p-23 * exp2(-8.5) &&
                     sc[1] == 1.0f);
+        /* 16 ones, and the old sum 1 times alpha; f32 rounds a sum of 16 at 2^-20 */
+        assert_true(fabs((double)l[1] - 16.0 - exp2(-8.5)) <= 0x1p-20);
         /* NaN stays NaN, wherever it stands, whatever its payload; +inf becomes NaN; other queries
          * are untouched. */
         const uint32_t payload[] = { 0x7fc00000u, 0x7fc001ffu, 0xffd55555u };

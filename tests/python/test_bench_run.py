@@ -108,29 +108,45 @@ def a_tree(folder):
     return folder
 
 
-def test_versions(tmp_path):
-    here, path = a_tree(tmp_path / "one"), tmp_path / "versions.json"
-    other = a_tree(tmp_path / "two")
-    # this version is wrong: all outputs are a tenth too large
-    (other / "python").unlink()
-    package = other / "python" / "esa"
+def other_package(tree, text):
+    """Gives a tree a package of its own: the modules of ours behind an __init__.py with this text."""
+    (tree / "python").unlink()
+    package = tree / "python" / "esa"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        f"__path__ = [{str(ROOT / 'python' / 'esa')!r}]\n"
-        "from esa.core.functional import attention as right\nfrom esa.core.mask import Mask\n"
-        "def attention(*tensors):\n    return right(*tensors) * 1.1\n")
-    run = versions("--tree", f"a={here}", "--tree", f"b={other}", "--densities", "1,0.3", "--json", path)
+    (package / "__init__.py").write_text(f"__path__ = [{str(ROOT / 'python' / 'esa')!r}]\n{text}")
+
+
+def test_versions(tmp_path):
+    trees, path = {name: a_tree(tmp_path / name) for name in "abc"}, tmp_path / "versions.json"
+    # version b is wrong: all outputs are a tenth too large. It must run with the library of its tree.
+    other_package(trees["b"], "from esa.core.functional import attention as right\n"
+                              "from esa.core.library import load\nfrom esa.core.mask import Mask\n"
+                              f"assert str(load().path) == {str(trees['b'] / 'build' / 'libesa.so')!r}\n"
+                              "def attention(*tensors):\n    return right(*tensors) * 1.1\n")
+    run = versions(*(w for n, tree in trees.items() for w in ("--tree", f"{n}={tree}")), "--densities", "1,0.3",
+                   "--json", path)
     assert run.returncode == 0, run.stderr
     rows = json.loads(path.read_text())["rows"]
     assert [(r["tree"], r["way"], r["density"]) for r in rows] == [
-        ("a", "call", 1.0), ("b", "call", 1.0), ("a", "call", 0.3), ("b", "call", 0.3)]
+        (name, "call", d) for d in (1.0, 0.3) for name in "abc"]
     for r in rows:
         assert 0 < r["least"] <= r["ms"] <= r["most"]
-        # f32 against f64: 1000 keys round at 2^-24 each; the wrong version is off by exactly a tenth
-        assert r["error"] < 1e-5 if r["tree"] == "a" else abs(r["error"] - 0.1) < 1e-5
         first = next(x for x in rows if x["tree"] == "a" and x["density"] == r["density"])
         assert r["ratio"] == pytest.approx(first["ms"] / r["ms"])
+        # f32 against f64: 1000 keys round at 2^-24 each; b is off by exactly a tenth. The same tensors, masks and
+        # library give the same error.
+        assert first["error"] < 1e-5
+        assert abs(r["error"] - 0.1) < 1e-5 if r["tree"] == "b" else r["error"] == first["error"]
     assert "small, call: ms (ratio) error" in run.stdout
+
+
+def test_versions_too_old(tmp_path):
+    trees = [a_tree(tmp_path / "a"), a_tree(tmp_path / "b")]
+    other_package(trees[1], "raise ImportError('too old')\n")
+    run = versions("--tree", f"a={trees[0]}", "--tree", f"b={trees[1]}")
+    assert run.returncode == 1 and "ImportError: too old" in run.stderr
+    assert "versions.py: the process of tree 'b' ended with status 1" in run.stderr
+    assert "BrokenPipeError" not in run.stderr
 
 
 @pytest.mark.parametrize("words, message", [
@@ -138,7 +154,10 @@ def test_versions(tmp_path):
     (["--tree", "a=/no/such/tree"], "/no/such/tree has neither build-cuda/libesa.so nor build/libesa.so"),
     (["--tree", "a=.", "--densities", "0.5,x"], "--densities takes numbers"),
     (["--tree", "a=.", "--densities", "0"], "densities are above 0"),
+    (["--tree", "a=.", "--densities", "0.5,0.50"], "given twice"),
     (["--tree", "a=.", "--shapes", "none"], "unknown shape in 'none'"),
+    (["--tree", "=."], "--tree NAME=FOLDER is needed"),
+    (["--tree", "a=.", "--json", "/no/such/folder/x.json"], "a folder that does not exist"),
 ])
 def test_versions_wrong_words(words, message):
     run = versions(*words)
