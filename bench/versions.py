@@ -230,7 +230,8 @@ def main():
     ap.add_argument("--densities", default="1,0.5,0.2,0.1",
                     help="with commas, above 0 and at most 1, which is dense (default: %(default)s)")
     ap.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: f32, only way 'call'")
-    ap.add_argument("--rounds", type=int, default=7, help="timings of each tree, way and density (default: %(default)s)")
+    ap.add_argument("--rounds", type=int, default=7,
+                    help="timings of each tree, way and density (default: %(default)s)")
     ap.add_argument("--rest", type=float, default=0.0, help="idle seconds before each timing (default: 0)")
     ap.add_argument("--seed", type=int, default=7, help="seed of tensors, masks and order (default: %(default)s)")
     ap.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
