@@ -40,7 +40,9 @@ class Worker:
     tensors and masks, {"way": ..., "density": ..., "calls": n} times n calls."""
 
     def __init__(self, device):
-        del sys.path[0]                         # the folder of this script: modules of the tree count
+        # Without the folder of this script, modules come from the tree. So this class repeats a few
+        # lines of gpu_measure.py, whose interface differs from version to version.
+        del sys.path[0]
         import torch
 
         import esa
