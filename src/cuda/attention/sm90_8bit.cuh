@@ -257,11 +257,11 @@ template <class T, int D, bool FULL> struct consumer8 {
                       head = b * (a.Hq / a.group) + h / a.group;
         const float2 *const scale = (const float2 *)(a.v_scale + head * D) + lane % 4,
                             *const centre = (const float2 *)(a.v_centre + head * D) + lane % 4;
-        float out[D / 2], l[2], top[2];
+        float out[D / 2], sums[2], top[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = tile.q0 + 64 * wg + 16 * warp + lane / 4 + 8 * r;
-            l[r] = lane % 4 == 0 ? o[NO - 4 + 2 * r] : 0.0f;
+            sums[r] = o[NO - 4 + 2 * r];
             top[r] = (m[r] - EIGHT_TOP_LOG2) * a.from_log2;
             if (a.q_centre && row < a.Nq) top[r] += a.q_centre[(int64_t)tile.bh * a.Nq + row];
         }
@@ -275,7 +275,7 @@ template <class T, int D, bool FULL> struct consumer8 {
                 out[4 * c + 2 * r + 1] = fmaf(o[4 * c + 2 * r + 1], s.y, sum * z.y);
             }
         }
-        store_tile<T, D>(a, tile, out, l, top);
+        store_tile<T, D, true>(a, tile, out, sums, top);
     }
 
     __device__ __forceinline__ void run()
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(block_shape<D, 8>::THREADS, 1)
         regs_lower<S::PRODUCER_REGS>();
         const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, nullptr, nullptr };
         if (warp == PRODUCER)
-            producer<D, FULL, 8>(a, maps, sm, lane).run(blockIdx.x);
+            producer<D, FULL, 8>(a, maps, sm, lane).run(nullptr, 0);
         else if (FULL && a.fine_columns)
             help(sm, warp - PRODUCER - 1, lane,
                  [&](const gather_job &job) { gather8<D>(a, sm, job, lane); });

@@ -146,6 +146,8 @@ struct tile_facts {
     int32_t fine;   // columns of fine means
     int32_t tail;   // stages of fine means and of means
     uint32_t asked; // stages that helpers were asked for, in all tiles
+    // Of team 0, for both: 1 + the team that works on the last tiles; 0: none does.
+    int32_t last_team;
 };
 
 // A stage that a helper fills with fine means.
@@ -208,6 +210,10 @@ template <int STAGES> struct ring_at {
     __device__ __forceinline__ void step()
     {
         if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+    __device__ __forceinline__ void back()
+    {
+        if (stage-- == 0) stage = STAGES - 1, phase ^= 1;
     }
 };
 

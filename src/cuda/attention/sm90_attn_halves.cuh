@@ -61,16 +61,14 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         float bias = 0.0f;
         const uint32_t flags = sm.notes[k.stage].flags;
         if (flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, ring);
-        soft.template next<FULL>(s, scale_log2, bias);
-        pack_rows<T>(p, s);
-        soft.rescale_rows(o);
+        this->begin_keys(s, p, scale_log2, bias);
         return flags;
     }
     // QK of half HALF_NO of stage k, PV of the half before it (in v), softmax of the new half. A
     // half without any key keeps the references and adds zeros. flags: from the note of k, if
     // NOTED. Half 0 reads them; half 1 gets them.
     template <int HALF_NO, bool NOTED>
-    __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last,
+    __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags,
                                          float scale_log2)
     {
         if (HALF_NO == 0) mbar_wait(sm.full(k.stage), k.phase);
@@ -79,7 +77,6 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         wgmma_fence();
         issue_qk(k.stage, HALF_NO);
         if (HALF_NO == 1) mbar_wait(sm.full(v.stage), v.phase);
-        wgmma_fence();
         issue_pv(v.stage, HALF_NO ^ 1);
         wgmma_wait<1>();
         wgmma_pin(s);
@@ -105,7 +102,6 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
             this->template look_first<false>(s, p, scale_log2, 0.0f, wait);
         }
         if (HALF_NO == 1) release(sm.empty(k.stage));
-        if (HALF_NO == 1 && last) release(sm.q_empty());
     }
 
     __device__ __forceinline__ void keys(const tile_info &t, float scale_log2)
@@ -114,37 +110,44 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         ring.step();
         uint32_t flags = first(k, scale_log2);
         for (int j = 1;; ++j) { // half 1 of stage j - 1, then half 0 of stage j
-            if (j > this->first_bare()) {
-                for (; j < t.listed; ++j) {
+            if (!__any_sync(~0u, flags) && j >= this->first_bare()) {
+                for (;; ++j) {
                     const ring_pos v = ring; // values follow their keys
                     ring.step();
-                    next<1, false>(k, v, flags, false, scale_log2);
+                    next<1, false>(k, v, flags, scale_log2);
+                    if (j >= t.listed) break;
                     k = ring;
                     ring.step();
-                    next<0, false>(k, v, flags, false, scale_log2);
+                    next<0, false>(k, v, flags, scale_log2);
                 }
+            } else {
+                const ring_pos v = ring;
+                ring.step();
+                if (j == t.n && (flags & NOTE_SHORT)) {
+                    release(sm.empty(k.stage));
+                    drain(0);
+                    return;
+                }
+                next<1, true>(k, v, flags, scale_log2);
             }
-            const ring_pos v = ring;
-            ring.step();
-            if (j == t.n && (flags & NOTE_SHORT)) {
-                release(sm.empty(k.stage));
-                release(sm.q_empty());
-                drain(v, 0);
-                return;
-            }
-            next<1, true>(k, v, flags, j == t.n, scale_log2);
             if (j == t.n) {
-                drain(v, 1);
+                drain(1);
                 return;
             }
+            ring_pos v = ring;
+            v.back();
             k = ring;
             ring.step();
             flags = 0;
-            next<0, FULL>(k, v, flags, false, scale_log2);
+            next<0, FULL>(k, v, flags, scale_log2);
         }
     }
-    __device__ __forceinline__ void drain(ring_pos v, int half)
+    // P V of the last half of a tile.
+    __device__ __forceinline__ void drain(int half)
     {
+        release(sm.q_empty());
+        ring_pos v = ring;
+        v.back();
         mbar_wait(sm.full(v.stage), v.phase);
         wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();

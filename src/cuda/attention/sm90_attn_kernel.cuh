@@ -39,7 +39,10 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
     const int team = produces ? warp - 4 * S::CONSUMERS : warp / (4 * S::TEAM_CONSUMERS);
     const smem_view<D, 16, ROWS> sm(raw, team);
 
-    if (produces && team < S::TEAMS && lane == 0) sm.template init_barriers<FULL>();
+    if (produces && team < S::TEAMS && lane == 0) {
+        sm.template init_barriers<FULL>();
+        sm.facts->last_team = 0;
+    }
     if (threadIdx.x == 0) tma_prefetch_map(&qm), tma_prefetch_map(&km), tma_prefetch_map(&vm);
     if (ONES) {
         constexpr uint32_t one = 0x3F803F80; // twice in bf16
@@ -53,7 +56,8 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
         regs_lower<S::PRODUCER_REGS>();
         const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, &k_fine, &v_fine };
         if (team < S::TEAMS) {
-            producer<D, FULL, 16, ROWS>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
+            int32_t *const owner = (int32_t *)&smem_view<D, 16, ROWS>(raw, 0).facts->last_team;
+            producer<D, FULL, 16, ROWS>(a, maps, sm, lane).run(owner, team);
         } else if constexpr (FULL) {
             if (!a.fine_columns) return;
             const smem_view<D> helped(raw, team % S::TEAMS);

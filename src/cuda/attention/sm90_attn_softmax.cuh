@@ -34,6 +34,12 @@ DEV void quad_max(float (&x)[2])
     }
 }
 
+DEV float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
 // P = exp2(x - ref), where x is a logit in units of log2 and ref the reference of its row. All P
 // are below 2. References stay until some P of the warp would reach 2. Then every row whose largest
 // P exceeds 2^-HEAD raises its reference so that this P becomes 2^-HEAD, and O is rescaled.
@@ -59,6 +65,7 @@ DEV void quad_max(float (&x)[2])
 template <bool ONES, bool TIGHT> struct softmax_rows {
     static constexpr bool BRANCH = ONES || !TIGHT;
     static constexpr int HEAD = ONES ? 40 : BRANCH ? 2 : 0;
+    static constexpr int HOLD = 12;
     static constexpr int LOOK_STAGES = ONES ? 1 : BRANCH ? 64 : INT32_MAX;
     // References, the same in a quad. Never below kernel_args.floor, in units of log2.
     float ref[2];
@@ -95,15 +102,35 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
             if (!ONES) l[r] *= alpha[r];
         }
     }
+    // The first references of a tile, from the logits in s. There is no O to rescale yet.
+    template <int N> __device__ __forceinline__ void begin(const float (&s)[N], float scale_log2)
+    {
+        float x[2];
+        own_max(x, s);
+        quad_max(x);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) ref[r] = fmaxf(x[r] * scale_log2 + HEAD, ref[r]);
+    }
     // Turns s into P, with the references as they are. -inf gives 0 (the reference is finite). NaN
     // and +inf give NaN in their own row: maxima skip NaN, and inf - inf is NaN.
+    //
+    // ONES: left alone, the assembler computes the arguments of all exponentials before it begins
+    // with the second one. The special-function unit, which limits the kernel, has nothing to do in
+    // the meantime. So after each HOLD logits the references take 0 times a P of the logits before,
+    // which changes nothing but makes the next arguments wait for it. A P that is infinite makes
+    // NaN of the P after it. That does no harm: catch_up computes such a stage again.
     template <bool BIAS, int N>
     __device__ __forceinline__ void weigh(float (&s)[N], float scale_log2, float bias)
     {
-        const float c[2] = { BIAS ? bias - ref[0] : -ref[0], BIAS ? bias - ref[1] : -ref[1] };
+        float c[2] = { BIAS ? bias - ref[0] : -ref[0], BIAS ? bias - ref[1] : -ref[1] };
+        const float zero = scale_log2 - scale_log2;
         sum[0] = sum[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
+            if (ONES && i && i % HOLD == 0) {
+                c[0] = fmaf(zero, s[i - HOLD], c[0]);
+                c[1] = fmaf(zero, s[i - HOLD + 2], c[1]);
+            }
             s[i] = exp2_approx(fmaf(s[i], scale_log2, c[i / 2 % 2]));
             if (!ONES) sum[i / 2 % 2] += s[i];
         }

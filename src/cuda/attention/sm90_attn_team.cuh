@@ -9,65 +9,56 @@
 namespace sm90
 {
 
-// Writes a row to global memory, 16 bytes per lane. A 4 x 4 transpose inside each quad turns four
-// pieces of 4 bytes into one of 16. u: columns 8 i + 2 t and the next, t = lane % 4, of the 32
-// columns at dst.
-DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
+// Writes 16 columns of a row to global memory, 8 bytes per lane. lo, hi: columns 2 t, 2 t + 1 of
+// the first 8 and of the next 8, t = lane % 4. Neighbours exchange one of them, so that even lanes
+// have four columns of the first 8, and odd lanes four of the others. dst: as store_column says.
+DEV void store_piece(void *dst, uint32_t lo, uint32_t hi, bool odd, bool inside)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(~0u, t & 1 ? u[i] : u[i + 1], 1);
-        if (t & 1)
-            u[i] = got;
-        else
-            u[i + 1] = got;
-    }
-    const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? u[0] : u[2], 2);
-    const uint32_t b = __shfl_xor_sync(~0u, t & 2 ? u[1] : u[3], 2);
-    const uint4 out = t & 2 ? make_uint4(a, b, u[2], u[3]) : make_uint4(u[0], u[1], a, b);
-    if (inside) ((uint4 *)dst)[t] = out;
+    const uint32_t got = __shfl_xor_sync(~0u, odd ? lo : hi, 1);
+    if (inside) *(uint2 *)dst = odd ? make_uint2(got, hi) : make_uint2(lo, got);
 }
+DEV int store_column(int t) { return t % 2 ? 2 * t + 6 : 2 * t; }
 
-// Writes O / l and LSE of the two rows of this thread; m: references in units of unscaled logits. A
-// sum of 0 (no visible key) stores 0 and LSE -inf. Rows are computed again from threadIdx, because
-// registers would stay in use through the main loop.
-template <class T, int D, int ROWS = TILE_Q>
+// Writes O / sum and LSE of the two rows of this thread; m: references in units of unscaled logits.
+// A sum of 0 (no visible key) stores 0 and LSE -inf. Rows are computed again from threadIdx,
+// because registers would stay in use through the main loop.
+template <class T, int D, bool LSE, int ROWS = TILE_Q>
 DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
-                    const float (&l)[2], const float (&m)[2])
+                    const float (&sum)[2], const float (&m)[2])
 {
     const int lane = threadIdx.x % 32, quad = lane % 4;
     const int row = t.q0 + 16 * (threadIdx.x / 32 % (ROWS / 16)) + lane / 4;
-    const int64_t b = t.bh / a.Hq, h = t.bh % a.Hq;
-    T *const head = (T *)a.o + b * a.o_stride[0] + h * a.o_stride[1];
+    int64_t b = 0, h = t.bh;
+    if (h >= a.Hq) b = t.bh / a.Hq, h = t.bh % a.Hq;
+    T *dst[2];
+    float inv[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = l[r];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inv = sum == 0.0f ? 0.0f : 1.0f / sum; // NaN stays NaN
-        const bool inside = row + 8 * r < a.Nq;
-        const int64_t token =
-            inside && a.scatter
-                ? a.scatter[b * a.scatter_stride[0] + h * a.scatter_stride[1] + row + 8 * r]
-                : row + 8 * r;
-        if (a.lse && inside && quad == 0)
+        int64_t token = row + 8 * r;
+        if (a.scatter && token < a.Nq)
+            token = a.scatter[b * a.scatter_stride[0] + h * a.scatter_stride[1] + token];
+        if (LSE && a.lse && row + 8 * r < a.Nq && quad == 0)
             a.lse[b * a.lse_stride[0] + h * a.lse_stride[1] + token * a.lse_stride[2]] =
-                sum == 0.0f ? -INFINITY : m[r] * a.scale + logf(sum);
-        T *const dst = head + token * a.o_stride[2];
+                sum[r] == 0.0f ? -INFINITY : m[r] * a.scale + logf(sum[r]);
+        dst[r] = (T *)a.o + b * a.o_stride[0] + h * a.o_stride[1] + token * a.o_stride[2];
+        inv[r] = sum[r] == 0.0f ? 0.0f : reciprocal_approx(sum[r]); // NaN stays NaN
+    }
+    const auto columns = [&](int c, int r) { // two from 8 c on
+        return pack2<T>(o[4 * c + 2 * r] * inv[r], o[4 * c + 2 * r + 1] * inv[r]);
+    };
 #pragma unroll
-        for (int c = 0; c < D / 8; c += 4) {
-            uint32_t u[4];
+    for (int r = 0; r < 2; ++r) {
+        const bool inside = row + 8 * r < a.Nq;
+        if (a.o_vectors) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                u[i] = pack2<T>(o[4 * (c + i) + 2 * r] * inv, o[4 * (c + i) + 2 * r + 1] * inv);
-            if (a.o_vectors) {
-                store_piece(dst + 8 * c, u, quad, inside);
-            } else if (inside) {
+            for (int c = 0; c < D / 8; c += 2)
+                store_piece(dst[r] + store_column(quad) + 8 * c, columns(c, r), columns(c + 1, r),
+                            quad % 2, inside);
+        } else if (inside) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    uint16_t *const two = (uint16_t *)dst + 8 * (c + i) + 2 * quad;
-                    two[0] = (uint16_t)u[i], two[1] = (uint16_t)(u[i] >> 16);
-                }
+            for (int c = 0; c < D / 8; ++c) {
+                uint16_t *const two = (uint16_t *)dst[r] + 8 * c + 2 * quad;
+                two[0] = (uint16_t)columns(c, r), two[1] = (uint16_t)(columns(c, r) >> 16);
             }
         }
     }
@@ -151,6 +142,21 @@ template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
         soft.add_sums();
     }
 
+    // Computes P of the first keys of a tile. Only a FULL kernel may have something in O before.
+    template <int N>
+    __device__ __forceinline__ void begin_keys(float (&s)[N], uint32_t (&p)[N / 2],
+                                               float scale_log2, float bias)
+    {
+        if constexpr (FULL) {
+            look_first<true>(s, p, scale_log2, bias, [] {});
+        } else {
+            soft.begin(s, scale_log2);
+            soft.template weigh<false>(s, scale_log2, 0.0f);
+            soft.add_sums();
+            pack_rows<T>(p, s);
+        }
+    }
+
     static constexpr uint32_t NOTES_FIRST = FULL ? NOTES_ALL : NOTES_CUT;
     // First stage without a note; the rest of the list has none.
     __device__ __forceinline__ int first_bare() const
@@ -160,7 +166,7 @@ template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
 
     __device__ __forceinline__ void release(uint32_t bar) const
     {
-        if (lane == 0) mbar_arrive(bar);
+        mbar_arrive_warp(bar);
     }
 
     // The state before any key: empty, or that of the row's centroid tail (0, -inf, 0 if nothing
@@ -242,14 +248,14 @@ template <class T, int D, bool ONES, class C> DEV void consume(C &c)
             __syncwarp(); // all lanes have read the tile
             c.release(c.sm.q_empty());
         }
-        float m[2], l[2];
+        float m[2], sum[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             m[r] = c.soft.ref[r] * c.a.from_log2;
-            // The four lanes of a quad have the same sums of ones; store_tile adds theirs up.
-            l[r] = !ONES ? c.soft.l[r] : c.lane % 4 == 0 ? c.o[C::NO - 4 + 2 * r] : 0.0f;
+            sum[r] = ONES ? c.o[C::NO - 4 + 2 * r] : quad_sum(c.soft.l[r]);
         }
-        store_tile<T, D, C::TILE_ROWS>(c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o), l, m);
+        store_tile<T, D, !ONES, C::TILE_ROWS>(
+            c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o), sum, m);
     }
 }
 

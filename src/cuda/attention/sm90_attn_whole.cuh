@@ -72,9 +72,7 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
         if (flags)
             bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, values_of(last));
         release(sm.empty(k.stage));
-        soft.template next<FULL>(s, scale_log2, bias);
-        pack_rows<T>(p, s);
-        soft.rescale_rows(o);
+        this->begin_keys(s, p, scale_log2, bias);
     }
     // In stages without a look the warpgroups take turns to issue their products. Then one computes
     // P while the tensor cores work for another. Without turns they may fall into step, and whether

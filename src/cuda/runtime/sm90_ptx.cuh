@@ -9,6 +9,14 @@
 
 #include "cuda/runtime/ptx.cuh"
 
+// 1 / x with an error of one ulp.
+DEV float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---- barriers (mbarrier addresses are shared-space offsets) ----
 
 DEV void named_sync(int id, int threads)
@@ -30,6 +38,16 @@ DEV void mbar_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"
 DEV void mbar_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// The whole warp calls it, and one lane arrives.
+DEV void mbar_arrive_warp(uint32_t bar)
+{
+    asm volatile("{\n"
+                 ".reg .pred P;\n"
+                 "elect.sync _|P, -1;\n"
+                 "@P mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+                 "}\n" ::"r"(bar)
+                 : "memory");
 }
 DEV void mbar_arrive_tx(uint32_t bar, uint32_t bytes)
 {
