@@ -68,8 +68,7 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
     // half without any key keeps the references and adds zeros. flags: from the note of k, if
     // NOTED. Half 0 reads them; half 1 gets them.
     template <int HALF_NO, bool NOTED>
-    __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags,
-                                         float scale_log2)
+    __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, float scale_log2)
     {
         if (HALF_NO == 0) mbar_wait(sm.full(k.stage), k.phase);
         if (NOTED && HALF_NO == 0) flags = sm.notes[k.stage].flags;

@@ -48,7 +48,7 @@ DEV float quad_sum(float x)
 // computed. That takes one instruction per logit. Without it, reached_two looks at one bit of every
 // P afterwards, which takes a quarter of an instruction, and catch_up repairs the stage if a P is
 // too large. That takes longer than look, so it pays where references rise rarely: after the first
-// LOOK_STAGES of a tile.
+// LOOK_STAGES of a tile, or after its first half stage if there are two teams.
 //
 // A P keeps its relative error at any reference, because it has an exponent. But P of a dominant
 // key is exactly a power of two only if its row raised the reference for it, so late references
@@ -60,8 +60,8 @@ DEV float quad_sum(float x)
 // 2^-24, and for calls without LSE, because such sums are not exact enough for it. Without ONES a
 // thread adds its P in f32.
 //
-// TIGHT (two teams): without ONES there are no registers for a branch in look. Then references
-// follow every maximum.
+// TIGHT (two teams, half a stage at a time): without ONES there are no registers for a branch in
+// look. Then references follow every maximum.
 template <bool ONES, bool TIGHT> struct softmax_rows {
     static constexpr bool BRANCH = ONES || !TIGHT;
     static constexpr int HEAD = ONES ? 40 : BRANCH ? 2 : 0;
@@ -115,10 +115,11 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
     // and +inf give NaN in their own row: maxima skip NaN, and inf - inf is NaN.
     //
     // ONES: left alone, the assembler computes the arguments of all exponentials before it begins
-    // with the second one. The special-function unit, which limits the kernel, has nothing to do in
-    // the meantime. So after each HOLD logits the references take 0 times a P of the logits before,
-    // which changes nothing but makes the next arguments wait for it. A P that is infinite makes
-    // NaN of the P after it. That does no harm: catch_up computes such a stage again.
+    // with the fourth one. The special-function unit, which limits the kernel, has little to do in
+    // the meantime. So every HOLD logits c takes 0 times a P of the logits before, which changes
+    // nothing but makes the next arguments wait for it. A P that is infinite makes NaN of the P
+    // after it. That does no harm: catch_up computes such a stage again. Where the arguments wait
+    // is what was fastest (docs/speed-history.md).
     template <bool BIAS, int N>
     __device__ __forceinline__ void weigh(float (&s)[N], float scale_log2, float bias)
     {
@@ -127,9 +128,9 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
         sum[0] = sum[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            if (ONES && i && i % HOLD == 0) {
-                c[0] = fmaf(zero, s[i - HOLD], c[0]);
-                c[1] = fmaf(zero, s[i - HOLD + 2], c[1]);
+            if (ONES && i && i % HOLD == (TIGHT ? 8 : 0)) {
+                const int from = max(0, i - HOLD);
+                c[0] = fmaf(zero, s[from], c[0]), c[1] = fmaf(zero, s[from + 2], c[1]);
             }
             s[i] = exp2_approx(fmaf(s[i], scale_log2, c[i / 2 % 2]));
             if (!ONES) sum[i / 2 % 2] += s[i];

@@ -11,7 +11,8 @@ namespace sm90
 
 // Writes 16 columns of a row to global memory, 8 bytes per lane. lo, hi: columns 2 t, 2 t + 1 of
 // the first 8 and of the next 8, t = lane % 4. Neighbours exchange one of them, so that even lanes
-// have four columns of the first 8, and odd lanes four of the others. dst: as store_column says.
+// have four columns of the first 8, and odd lanes four of the others. dst: the first of the four,
+// store_column(t) of the 16.
 DEV void store_piece(void *dst, uint32_t lo, uint32_t hi, bool odd, bool inside)
 {
     const uint32_t got = __shfl_xor_sync(~0u, odd ? lo : hi, 1);
@@ -164,10 +165,7 @@ template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
         return FULL && a.causal ? DIAGONAL_STAGES : 1;
     }
 
-    __device__ __forceinline__ void release(uint32_t bar) const
-    {
-        mbar_arrive_warp(bar);
-    }
+    __device__ __forceinline__ void release(uint32_t bar) const { mbar_arrive_warp(bar); }
 
     // The state before any key: empty, or that of the row's centroid tail (0, -inf, 0 if nothing
     // stands in).
@@ -254,8 +252,8 @@ template <class T, int D, bool ONES, class C> DEV void consume(C &c)
             m[r] = c.soft.ref[r] * c.a.from_log2;
             sum[r] = ONES ? c.o[C::NO - 4 + 2 * r] : quad_sum(c.soft.l[r]);
         }
-        store_tile<T, D, !ONES, C::TILE_ROWS>(
-            c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o), sum, m);
+        store_tile<T, D, !ONES, C::TILE_ROWS>(c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o),
+                                              sum, m);
     }
 }
 
