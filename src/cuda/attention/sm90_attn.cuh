@@ -63,7 +63,7 @@ struct kernel_args {
     int32_t cap, mask_batch;
     int32_t split;     // tiles per query block: Bq / 128; dense: 1
     int32_t tiles;     // B * Hq * nq * split
-    int32_t o_vectors; // rows of o may be stored in pieces of 16 bytes
+    int32_t o_vectors; // rows of o are aligned to 16 bytes and may be stored in pieces
     float scale;
     // Start value of row references, as an unscaled logit. It stays finite when scaled, so -inf
     // scores never meet -inf references.
@@ -146,7 +146,7 @@ struct tile_facts {
     int32_t fine;   // columns of fine means
     int32_t tail;   // stages of fine means and of means
     uint32_t asked; // stages that helpers were asked for, in all tiles
-    // Of team 0, for both: 1 + the team that works on the last tiles; 0: none does.
+    // Both teams use that of team 0: 1 + the team that takes the last tiles; 0: not decided yet.
     int32_t last_team;
 };
 

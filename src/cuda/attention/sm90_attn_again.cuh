@@ -38,7 +38,7 @@ DEV void logits_again(float (&s)[N], uint32_t q, uint32_t q_chunk, int row, uint
             multiply_add<T>(reinterpret_cast<float(&)[4]>(s[8 * c + 4]), a, b[2], b[3]);
         }
     }
-    __syncwarp(); // lane 0 returns the stage for the whole warp
+    __syncwarp(); // one lane returns the stage for the whole warp
 }
 
 } // namespace sm90

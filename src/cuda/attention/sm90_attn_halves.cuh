@@ -109,6 +109,8 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         ring.step();
         uint32_t flags = first(k, scale_log2);
         for (int j = 1;; ++j) { // half 1 of stage j - 1, then half 0 of stage j
+            // Stage j - 1 has no note, and from stage first_bare() on the list has none: there are
+            // none to read until the list ends.
             if (!__any_sync(~0u, flags) && j >= this->first_bare()) {
                 for (;; ++j) {
                     const ring_pos v = ring; // values follow their keys

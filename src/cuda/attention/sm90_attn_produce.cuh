@@ -358,9 +358,11 @@ template <int D, bool FULL, int BITS = 16, int ROWS = TILE_Q> struct producer {
         load_values(now);
     }
 
-    // The number of the next tile, from the counter; lane 0 only. A team is nearly twice as fast if
-    // the other one rests. So when there is only one tile left for each multiprocessor, one of its
-    // two teams works on until there are none, and the other one stops. owner: tile_facts.last_team
+    // The number of the next tile, or a.tiles or more: the team stops. Lane 0 only. A team is
+    // nearly twice as fast if the other one rests. So the first team of a multiprocessor that takes
+    // one of the last gridDim.x tiles becomes the owner, and the other team stops after its current
+    // tile. The owner goes on until the counter is past the end, so no tile is lost. owner:
+    // last_team of the facts of team 0.
     __device__ __forceinline__ int next_tile(int32_t *owner, int team) const
     {
         constexpr int TEAMS = plan::shape::TEAMS;

@@ -48,7 +48,8 @@ DEV float quad_sum(float x)
 // computed. That takes one instruction per logit. Without it, reached_two looks at one bit of every
 // P afterwards, which takes a quarter of an instruction, and catch_up repairs the stage if a P is
 // too large. That takes longer than look, so it pays where references rise rarely: after the first
-// LOOK_STAGES of a tile, or after its first half stage if there are two teams.
+// LOOK_STAGES of a tile. With two teams and ONES it is after the first half stage; without ONES
+// they always look.
 //
 // A P keeps its relative error at any reference, because it has an exponent. But P of a dominant
 // key is exactly a power of two only if its row raised the reference for it, so late references
@@ -65,7 +66,7 @@ DEV float quad_sum(float x)
 template <bool ONES, bool TIGHT> struct softmax_rows {
     static constexpr bool BRANCH = ONES || !TIGHT;
     static constexpr int HEAD = ONES ? 40 : BRANCH ? 2 : 0;
-    static constexpr int HOLD = 12;
+    static constexpr int HOLD = 12; // logits from one wait to the next, see weigh
     static constexpr int LOOK_STAGES = ONES ? 1 : BRANCH ? 64 : INT32_MAX;
     // References, the same in a quad. Never below kernel_args.floor, in units of log2.
     float ref[2];
@@ -116,10 +117,11 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
     //
     // ONES: left alone, the assembler computes the arguments of all exponentials before it begins
     // with the fourth one. The special-function unit, which limits the kernel, has little to do in
-    // the meantime. So every HOLD logits c takes 0 times a P of the logits before, which changes
-    // nothing but makes the next arguments wait for it. A P that is infinite makes NaN of the P
-    // after it. That does no harm: catch_up computes such a stage again. Where the arguments wait
-    // is what was fastest (docs/speed-history.md).
+    // the meantime. So every HOLD logits 0 times an earlier P is added to c. That changes nothing,
+    // but the next arguments must wait for that P. Two teams begin at logit 8, others at HOLD;
+    // other places were slower (docs/speed-history.md). An infinite P makes the later P of its row
+    // NaN. That does no harm: after a look no P is infinite, and without one catch_up computes the
+    // stage again.
     template <bool BIAS, int N>
     __device__ __forceinline__ void weigh(float (&s)[N], float scale_log2, float bias)
     {

@@ -224,7 +224,7 @@ template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
         if (NOTES & flags & NOTE_DIAGONAL)
             hide_future(s, note, half, 64 * wg + 16 * warp + lane / 4, lane);
         if (half == 0 && (NOTES & flags & NOTE_VALUES)) clear_values(note.bits, v);
-        __syncwarp(); // lane 0 returns the note for the whole warp
+        __syncwarp(); // one lane returns the note for the whole warp
         return bias;
     }
 };

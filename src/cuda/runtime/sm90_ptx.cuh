@@ -9,7 +9,7 @@
 
 #include "cuda/runtime/ptx.cuh"
 
-// 1 / x with an error of one ulp.
+// 1 / x with an error of one ulp. A subnormal x counts as 0, and a subnormal result becomes 0.
 DEV float reciprocal_approx(float x)
 {
     float y;
