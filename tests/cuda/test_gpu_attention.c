@@ -238,6 +238,30 @@ static void many_rows(void **state)
     }
 }
 
+/* The same with masks or causal: more tiles than the two teams of all multiprocessors begin with,
+ * so that teams take tiles from the counter, and one team of each stops before the last ones. The
+ * stand-in has no teams: a few heads will do. */
+static void many_tiles(void **state)
+{
+    static const int32_t tail[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED, ESA_TAIL_CENTROID };
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) { /* masked with each tail, then causal */
+        const attention_case c = { .B = 2,
+                                   .Hq = on_stand_in() ? 2 : 90,
+                                   .Hkv = on_stand_in() ? 1 : 45,
+                                   .Nq = 300 + kind,
+                                   .Nk = 600 + kind,
+                                   .D = 64,
+                                   .dtype = kind == 1 ? ESA_DTYPE_F16 : ESA_DTYPE_BF16,
+                                   .block_q = 128,
+                                   .block_k = 128,
+                                   .density = kind == 3 ? -1.0 : 0.5,
+                                   .tail = kind == 3 ? ESA_TAIL_NONE : tail[kind],
+                                   .causal = kind == 3 };
+        check_attention(&c, level_of, levels, 2);
+    }
+}
+
 /* Head dims and block sizes beside the fast ones, f32 at the fast ones. */
 static void others(void **state)
 {
@@ -379,6 +403,7 @@ int main(void)
         CASES(large_scores),
         CASES(late_maxima),
         CASES(many_rows),
+        CASES(many_tiles),
         CASES(others),
         cmocka_unit_test(same_bits),
         cmocka_unit_test(not_finite),
