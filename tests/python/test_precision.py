@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in 8 bits from Python: against the same arithmetic written in torch (bench/precision_recipes.py), and the
 words that ask for it."""
+import dataclasses
 import pathlib
 import sys
 
 import esa
 import minis
+import model_minis
 import pytest
 import torch
+from esa.core.session import Stats
+from esa.diffusers.sessions import combine
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import precision  # noqa: E402
@@ -79,6 +83,31 @@ def test_a_model():
     assert 1e-5 < apart(out, plain) < 0.03
     with pytest.raises(ValueError, match="layers16 names layer 99"):
         esa.apply(mini.model, config.replace(layers16=(99,)))
+
+
+def test_sessions_of_two_lengths():
+    """Guidance in two calls: the calls in 8 bits of both sessions are counted."""
+    model = model_minis.make("qwen")
+    short = {"encoder_hidden_states": model.inputs["encoder_hidden_states"][:, :9]}
+    if "txt_seq_lens" in model.inputs:
+        short["txt_seq_lens"] = [9, 9]
+    config = esa.EsaConfig(block=32, warmup_frac=0.0, dense_first_layer=False, budget=1.0, precision=8)
+    with esa.apply(model.model, config, steps=1) as handle:
+        for branch, more in enumerate(({}, short)):
+            handle.pin(0, branch)
+            model(**more)
+        stats = handle.stats()
+        assert len(handle._run.sessions._now) == 2
+    assert stats.eight_calls == stats.calls == 2 * model.layers
+
+
+def test_combined_statistics_keep_every_field():
+    values = {f.name: 2.0 if f.type == "float" else 3 for f in dataclasses.fields(Stats)}
+    one = Stats(**{**values, "kernel": "some kernel"})
+    both = combine([(one, 100), (one, 100)])
+    for name, value in values.items():
+        means = ("density_asked", "density", "mass", "work", "work_asked", "kernel")
+        assert getattr(both, name) == (getattr(one, name) if name in means else 2 * value), name
 
 
 @pytest.mark.parametrize(("words", "message"), [

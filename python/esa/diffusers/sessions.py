@@ -76,11 +76,14 @@ def combine(parts: Sequence[tuple[Stats, int]]) -> Stats:
         return sum(value * x for value, x in pairs) / total if total else math.nan
     sparse = [float(s.sparse_calls) for s, _ in parts]
     cost = [float(s.calls) * tokens * tokens for s, tokens in parts]
-    sums = {
-        name: sum(getattr(s, name) for s, _ in parts)
-        for name in ("calls", "dense_calls", "sparse_calls", "fallback_calls", "masks_made", "masks_loaded",
-                     "select_seconds", "attention_seconds", "device_bytes")
+    values: dict[str, Any] = {
+        "density_asked": parts[0][0].density_asked,
+        "density": mean("density", sparse),
+        "mass": mean("mass", sparse),
+        "work": mean("work", cost),
+        "work_asked": mean("work_asked", cost),
+        "kernel": next((s.kernel for s, _ in parts if s.kernel), "")
     }
-    return Stats(**sums, density_asked=parts[0][0].density_asked, density=mean("density", sparse),
-                 mass=mean("mass", sparse), work=mean("work", cost), work_asked=mean("work_asked", cost),
-                 kernel=next((s.kernel for s, _ in parts if s.kernel), ""))
+    # Every other field is a count or a time, so a new one is summed too.
+    names = [f.name for f in dataclasses.fields(Stats) if f.name not in values]
+    return Stats(**values, **{name: sum(getattr(s, name) for s, _ in parts) for name in names})
