@@ -76,6 +76,39 @@ def test_layouts_and_arrays(seed):
         session.attention(0, q, k, v, kind="both")
 
 
+def test_where_a_call_writes(tmp_path, seed):
+    """out and lse: strides are kept, and what cannot be written is refused before anything runs."""
+    session = Session(EsaConfig(selector="dense"), layers=1, steps=1)
+    session.begin()
+    session.step(0)
+    q, k, v = (x.numpy() for x in qkv(seed))
+    want = session.attention(0, q, k, v)
+    lse, turned = np.zeros((1, 2, N), np.float32), np.zeros((1, N, 2), np.float32)
+    session.attention(0, q, k, v, lse=lse)
+    session.attention(0, q, k, v, lse=turned.swapaxes(1, 2))
+    assert lse.any() and np.array_equal(turned.swapaxes(1, 2), lse)
+    np.save(tmp_path / "zeros.npy", np.zeros_like(q))
+    np.save(tmp_path / "lse.npy", np.zeros_like(lse))
+    frozen, frozen_lse = np.zeros_like(q), np.zeros_like(lse)
+    frozen.flags.writeable = frozen_lse.flags.writeable = False
+    calls = session.stats().calls
+    repeated = np.broadcast_to(np.zeros(32, np.float32), q.shape)
+    for out in (frozen, np.load(tmp_path / "zeros.npy", mmap_mode="r"), repeated):
+        with pytest.raises(ValueError, match="out is read-only, expected an array that can be written"):
+            session.attention(0, q, k, v, out=out)
+        assert not out.any()
+    for out in (frozen_lse, np.load(tmp_path / "lse.npy", mmap_mode="r")):
+        with pytest.raises(ValueError, match="lse is read-only, expected an array that can be written"):
+            session.attention(0, q, k, v, lse=out)
+        assert not out.any()
+    for out, given in ((np.zeros((1, 2, N, 1), np.float32), "4 dimensions"), ([0.0], "list")):
+        with pytest.raises(ValueError, match=rf"lse must be .* \[B, heads, tokens\], not {given}"):
+            session.attention(0, q, k, v, lse=out)
+    assert session.stats().calls == calls
+    mapped = np.load(tmp_path / "zeros.npy", mmap_mode="r+")
+    assert session.attention(0, q, k, v, out=mapped) is mapped and np.array_equal(mapped, want)
+
+
 def test_key_lengths(seed):
     """Text at the end of the joint sequence, of different length in each batch entry."""
     config = EsaConfig(budget=1.0, warmup_frac=0, dense_first_layer=False, tail="none")

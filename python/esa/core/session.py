@@ -218,11 +218,13 @@ class Session:
             Number of valid keys per batch entry (int32, on the tensors' device), or None: all. Keys beyond do not
             exist.
         out, lse
-            Where to write; lse is float32 [B, heads, tokens] and receives the log-sum-exp.
+            Where to write; lse is float32 [B, heads, tokens] and receives the log-sum-exp. A read-only array is an
+            error.
         """
         X.check_same(q, k, v)
         o = X.empty_like(q) if out is None else out
-        views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"))]
+        views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+        views.append(X.view_written(o, input_layout, "out"))
         device = X.device_of(q)
         if device.kind == "cuda":
             self._context.set_stream(device.stream)

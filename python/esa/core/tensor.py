@@ -121,6 +121,14 @@ def view(array: Any, layout: str = "BNSD", name: str = "tensor") -> T.Tensor:
     return out
 
 
+def view_written(array: Any, layout: str = "BNSD", name: str = "out") -> T.Tensor:
+    """A view of an array that a call writes into. torch has no read-only tensors."""
+    out = view(array, layout, name)
+    if is_numpy(array) and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only, expected an array that can be written (array.flags.writeable)")
+    return out
+
+
 def empty_like(array: Any) -> Any:
     """A contiguous array of the same shape, dtype and device."""
     if is_torch(array):
@@ -138,8 +146,11 @@ def empty_float32(like: Any, shape: tuple[int, ...]) -> Any:
 
 
 def lse_view(array: Any) -> T.Tensor:
-    """A view [B, H, N, 1] of a contiguous float32 array [B, H, N]."""
-    return view(array.reshape(*array.shape, 1), "BNSD", "lse")
+    """A view [B, H, N, 1] of a float32 array [B, H, N], which a call writes. Any strides will do."""
+    if not (is_torch(array) or is_numpy(array)) or array.ndim != 3:
+        given = f"{array.ndim} dimensions" if is_torch(array) or is_numpy(array) else type(array).__name__
+        raise ValueError(f"lse must be a torch tensor or a numpy array [B, heads, tokens], not {given}")
+    return view_written(array[..., None], "BNSD", "lse")
 
 
 def lengths(kv_len: Any, like: Any, batch: int) -> Any:
