@@ -310,7 +310,9 @@ int cmd_doctor(int argc, char **argv)
     printf("machine   %s, %d cores, %.1f GiB\n", m.cpu, m.cores,
            (double)m.memory_bytes / 1073741824.0);
     printf("system    %s\n", m.os);
-    printf("threads   %d\n", (int)esa_ctx_threads(ctx));
+    const char *limit = esa_ctx_limit(ctx);
+    printf("threads   %d%s%s\n", (int)esa_ctx_threads(ctx), *limit ? ": " : "", limit);
+    cli_json_text(json, "threads_limit", *limit ? limit : NULL);
     printf("kernels   %s%s%s%s\n", esa_ctx_cpu(ctx), lowered ? " (ESA_CPU=" : "",
            lowered ? lowered : "", lowered ? ")" : "");
     blas_report(&blas, esa_ctx_cpu(ctx));

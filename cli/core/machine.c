@@ -50,12 +50,24 @@ void cli_machine_get(cli_machine *m)
 
 int cli_ctx_new(esa_ctx **ctx, int64_t threads) { return cli_ctx_on(ctx, threads, 0); }
 
+/* Says that threads could not be started. user: whether a context is being made; what it logs later
+ * is not for users. */
+static void say_warning(void *user, int32_t level, const char *text)
+{
+    if (*(const int *)user && level == ESA_LOG_WARNING) fprintf(stderr, "esa: %s\n", text);
+}
+
 int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal)
 {
     esa_ctx_params params = esa_ctx_params_default();
+    static int making;
     params.threads = (int32_t)threads;
     params.cuda_device = ordinal;
+    params.log = say_warning;
+    params.log_user = &making;
+    making = 1;
     const esa_status status = esa_ctx_create(ctx, &params);
+    making = 0;
     if (status == ESA_OK) return CLI_OK;
     const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */
     if (status == ESA_ERR_UNSUPPORTED && asked)

@@ -37,6 +37,10 @@
  *    returns (CPU), or until the stream has finished the work (CUDA).
  *  - A ctx takes one call at a time. A second concurrent call returns ESA_ERR_STATE and leaves no
  *    message. Different contexts are independent.
+ *  - fork(): a ctx belongs to the process that made it. In a child process every call that takes
+ *    the ctx, or a plan or session made on it, returns ESA_ERR_STATE. The free functions work there
+ *    and free the child's copy of host memory; what lies on a GPU stays untouched, but a mask on a
+ *    GPU must not be freed there. Masks in host memory may be used with a ctx that the child makes.
  *  - A filled mask does not change, unless a call of a plan fills or orders it again, or
  *    esa_mask_set_orders changes it; threads and contexts may share it. A GPU may fill a mask after
  *    the call has returned: a caller who uses the mask on another stream must synchronise the two
@@ -170,7 +174,9 @@ enum {
 
 typedef struct esa_ctx_params {
     uint32_t struct_size;
-    int32_t threads; /* 1 .. ESA_MAX_THREADS; 0: one per CPU this process may run on (0) */
+    /* 1 .. ESA_MAX_THREADS; 0: one per CPU this process may run on, and no more than the CPU quota
+     * of its control groups pays for, a part of a CPU counting as one (0) */
+    int32_t threads;
     /* Allocator. Set both functions, or leave both NULL for the C library's. alloc returns memory
      * aligned to 64 bytes, or NULL. */
     void *(*alloc)(void *user, uint64_t bytes);
@@ -189,7 +195,9 @@ typedef struct esa_ctx_params {
 
 ESA_API esa_ctx_params esa_ctx_params_default(void);
 
-/* On success the caller owns *ctx and frees it with esa_ctx_free. Its threads sleep when idle.
+/* On success the caller owns *ctx and frees it with esa_ctx_free. Its threads sleep when idle. If
+ * the system refuses to start some of them, the ctx works with those that it got and logs a
+ * warning; esa_ctx_threads and esa_ctx_limit say so.
  * On failure *ctx is NULL, so there is no message. The status is one of:
  *
  *   ESA_ERR_ARGUMENT     ctx is NULL, a params field is out of range, or only one of alloc and
@@ -197,7 +205,7 @@ ESA_API esa_ctx_params esa_ctx_params_default(void);
  *   ESA_ERR_VERSION      unknown struct_size
  *   ESA_ERR_UNSUPPORTED  this machine lacks cpu_level or the level in $ESA_CPU, or the name in
  *                        $ESA_CPU is unknown
- *   ESA_ERR_MEMORY       out of memory, or the threads could not be started */
+ *   ESA_ERR_MEMORY       out of memory */
 ESA_API esa_status esa_ctx_create(esa_ctx **ctx, const esa_ctx_params *params);
 ESA_API void esa_ctx_free(esa_ctx *ctx);
 
@@ -207,6 +215,10 @@ ESA_API const char *esa_ctx_error(const esa_ctx *ctx);
 /* Name of a status code, for example "ESA_ERR_SHAPE". Never NULL. */
 ESA_API const char *esa_status_name(esa_status status);
 ESA_API int32_t esa_ctx_threads(const esa_ctx *ctx);
+
+/* What made the threads fewer than asked for, or than the CPUs of this process: a CPU quota, the
+ * system, or ESA_MAX_THREADS. "" if nothing did. Owned by ctx. */
+ESA_API const char *esa_ctx_limit(const esa_ctx *ctx);
 
 /* Name of the CPU kernel set in use, for example "avx2". Static storage. */
 ESA_API const char *esa_ctx_cpu(const esa_ctx *ctx);
@@ -278,8 +290,8 @@ ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t
 /* ---------------------------------------------------------------- GPUs */
 
 /* The plugin libesa_cuda.so does the CUDA work. The library loads it on first GPU use from
- * $ESA_CUDA_LIB if that is set, else from the folder that holds libesa (or the program, if libesa
- * is linked into it), and from nowhere else.
+ * $ESA_CUDA_LIB if that is set (an absolute path), else from the folder that holds libesa (or the
+ * program, if libesa is linked into it), and from nowhere else.
  *
  * If the plugin is missing, does not match, or finds no GPU, calls with CUDA views return
  * ESA_ERR_DEVICE with a message. CPU calls keep working.

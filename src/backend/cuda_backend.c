@@ -6,6 +6,7 @@
 #include "backend/cuda_engine.h"
 #include "backend/plugin.h"
 #include "base/half.h"
+#include "base/pool.h"
 #include "select/select.h"
 
 static esa_status cuda_reach(esa_ctx *ctx, const esa_tensor *t, const char *name)
@@ -38,10 +39,11 @@ static esa_status cuda_alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
     return esa_cuda_status(ctx, c->table->alloc(c->dev, ptr, bytes));
 }
 
+/* CUDA does not work in a child process of fork(): its copy of what it holds there is not freed. */
 static void cuda_release(esa_ctx *ctx, void *ptr, int64_t bytes)
 {
     (void)bytes;
-    if (ptr) ctx->cuda->table->release(ctx->cuda_device, ptr);
+    if (ptr && !esa_pool_forked(ctx->pool)) ctx->cuda->table->release(ctx->cuda_device, ptr);
 }
 
 static esa_status cuda_upload(esa_ctx *ctx, void *dst, const void *src, int64_t bytes)
@@ -82,7 +84,8 @@ static esa_status cuda_mark_elapsed(esa_ctx *ctx, double *seconds, const esa_mar
 
 static void cuda_mark_release(esa_ctx *ctx, esa_mark *mark)
 {
-    if (mark->handle) ctx->cuda->table->mark_release(ctx->cuda_device, mark->handle);
+    if (mark->handle && !esa_pool_forked(ctx->pool))
+        ctx->cuda->table->mark_release(ctx->cuda_device, mark->handle);
     mark->handle = NULL;
 }
 

@@ -3,11 +3,18 @@
  *
  * An atomic counter hands out the items of a run, so a slow item never delays the others. Between
  * runs, workers spin for some microseconds and then sleep on a condition variable: attention is
- * several short runs in a row, and waking a thread costs as much as a small run. */
+ * several short runs in a row, and waking a thread costs as much as a small run.
+ *
+ * A child process made by fork() has none of the workers, and locks may be held by threads that it
+ * does not have. So a run there does all items on the calling thread, and esa_pool_free neither
+ * joins nor takes a lock. */
+#define _GNU_SOURCE /* MADV_WIPEONFORK */
 #include "base/pool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define SPINS 1000 /* polls before sleeping: 20 to 50 microseconds */
 
@@ -29,7 +36,12 @@ typedef struct pool_worker {
 struct esa_pool {
     esa_allocator mem;
     int32_t threads; /* workers, including the caller */
-    int32_t started; /* threads to join at free */
+    int32_t refused; /* error of pthread_create; 0: all threads that were asked for run */
+    pid_t process;   /* that made the pool */
+    /* A page that the system clears in a child process: 1 in the process that made the pool. NULL
+     * where the system cannot do that; then process tells, at the price of a system call. */
+    const volatile int32_t *mark;
+    int64_t mark_bytes;
     int64_t bytes;
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
@@ -79,6 +91,30 @@ static void *pool_main(void *arg)
     }
 }
 
+static void make_mark(esa_pool *pool)
+{
+    pool->process = getpid();
+#ifdef MADV_WIPEONFORK
+    const long page = sysconf(_SC_PAGESIZE);
+    if (page < (long)sizeof(int32_t)) return;
+    void *mark = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
+    if (mark == MAP_FAILED) return;
+    if (madvise(mark, (size_t)page, MADV_WIPEONFORK)) {
+        munmap(mark, (size_t)page);
+        return;
+    }
+    *(int32_t *)mark = 1;
+    pool->mark = mark;
+    pool->mark_bytes = page;
+#endif
+}
+
+int32_t esa_pool_forked(const esa_pool *pool)
+{
+    return pool->mark ? !*pool->mark : getpid() != pool->process;
+}
+
 esa_status esa_pool_create(esa_pool **out, int32_t threads, const esa_allocator *mem)
 {
     *out = NULL;
@@ -86,45 +122,50 @@ esa_status esa_pool_create(esa_pool **out, int32_t threads, const esa_allocator 
     esa_pool *pool = esa_mem_zalloc(mem, bytes);
     if (!pool) return ESA_ERR_MEMORY;
     pool->mem = *mem;
-    pool->threads = threads;
+    pool->threads = 1;
     pool->bytes = bytes;
+    make_mark(pool);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
-    for (int32_t i = 0; i < threads - 1; i++) {
+    for (int32_t i = 0; i < threads - 1 && !pool->refused; i++) {
         pool->worker[i].pool = pool;
         pool->worker[i].id = i + 1;
-        if (pthread_create(&pool->worker[i].thread, NULL, pool_main, &pool->worker[i])) {
-            esa_pool_free(pool);
-            return ESA_ERR_MEMORY;
-        }
-        pool->started++;
+        pool->refused = pthread_create(&pool->worker[i].thread, NULL, pool_main, &pool->worker[i]);
+        if (!pool->refused) pool->threads++;
     }
     *out = pool;
     return ESA_OK;
 }
 
-void esa_pool_free(esa_pool *pool)
+static void stop_workers(esa_pool *pool)
 {
-    if (!pool) return;
     pthread_mutex_lock(&pool->lock);
     pool->quit = 1;
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
-    for (int32_t i = 0; i < pool->started; i++) pthread_join(pool->worker[i].thread, NULL);
+    for (int32_t i = 0; i < pool->threads - 1; i++) pthread_join(pool->worker[i].thread, NULL);
     pthread_cond_destroy(&pool->wake);
     pthread_cond_destroy(&pool->done);
     pthread_mutex_destroy(&pool->lock);
+}
+
+void esa_pool_free(esa_pool *pool)
+{
+    if (!pool) return;
+    if (!esa_pool_forked(pool)) stop_workers(pool);
+    if (pool->mark) munmap((void *)pool->mark, (size_t)pool->mark_bytes);
     const esa_allocator mem = pool->mem;
     esa_mem_free(&mem, pool, pool->bytes);
 }
 
+int32_t esa_pool_refused(const esa_pool *pool) { return pool->refused; }
 int32_t esa_pool_threads(const esa_pool *pool) { return pool->threads; }
 
 void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items)
 {
     if (items <= 0) return;
-    if (pool->threads == 1 || items == 1) {
+    if (pool->threads == 1 || items == 1 || esa_pool_forked(pool)) {
         for (int64_t i = 0; i < items; i++) fn(arg, i, 0);
         return;
     }

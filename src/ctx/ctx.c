@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/host_limits.h"
 #include "base/pool.h"
 #include "cpu/cpu.h"
 
@@ -43,7 +44,35 @@ static int32_t usable_cpus(void)
     if (!sched_getaffinity(0, sizeof set, &set)) n = CPU_COUNT(&set);
 #endif
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > ESA_MAX_THREADS ? ESA_MAX_THREADS : (int32_t)n;
+    return n < 1 ? 1 : n > INT32_MAX ? INT32_MAX : (int32_t)n;
+}
+
+/* Threads for a caller who asks for none: one per CPU, as far as a CPU quota pays for them. A part
+ * of a CPU is worth a thread. Notes in ctx what made them fewer. */
+static int32_t default_threads(esa_ctx *ctx)
+{
+    const int32_t cpus = usable_cpus();
+    const int64_t quota = esa_host_quota("");
+    int64_t n = cpus;
+    if (quota < n * 1000) {
+        n = esa_ceil_div(quota, 1000);
+        snprintf(ctx->limit, sizeof ctx->limit,
+                 "the control group's CPU quota is %.2f of the %d CPUs of this process",
+                 1e-3 * (double)quota, (int)cpus);
+    } else if (n > ESA_MAX_THREADS) {
+        n = ESA_MAX_THREADS;
+        snprintf(ctx->limit, sizeof ctx->limit, "%d is the most, for %d CPUs", ESA_MAX_THREADS,
+                 (int)cpus);
+    }
+    return (int32_t)n;
+}
+
+/* Notes in ctx that the system refused threads. */
+static void note_refused(esa_ctx *ctx, int32_t asked)
+{
+    snprintf(ctx->limit, sizeof ctx->limit, "the system started only %d of %d threads: %s",
+             (int)esa_pool_threads(ctx->pool), (int)asked, strerror(esa_pool_refused(ctx->pool)));
+    esa_log(ctx, ESA_LOG_WARNING, "%s", ctx->limit);
 }
 
 esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
@@ -72,12 +101,13 @@ esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
     ctx->cuda_device = p.cuda_device;
     ctx->kern = kern;
     atomic_init(&ctx->busy, 0);
-    const esa_status status = esa_pool_create(&ctx->pool, p.threads ? p.threads : usable_cpus(),
-                                              &mem);
+    const int32_t threads = p.threads ? p.threads : default_threads(ctx);
+    const esa_status status = esa_pool_create(&ctx->pool, threads, &mem);
     if (status) {
         esa_mem_free(&mem, ctx, sizeof *ctx);
         return status;
     }
+    if (esa_pool_refused(ctx->pool)) note_refused(ctx, threads);
     esa_log(ctx, ESA_LOG_INFO, "esa %s: CPU kernels %s, %d threads", esa_version(), kern->name,
             (int)esa_pool_threads(ctx->pool));
     *out = ctx;
@@ -96,6 +126,7 @@ void esa_ctx_free(esa_ctx *ctx)
 
 const char *esa_ctx_error(const esa_ctx *ctx) { return ctx ? ctx->error : ""; }
 int32_t esa_ctx_threads(const esa_ctx *ctx) { return ctx ? esa_pool_threads(ctx->pool) : 0; }
+const char *esa_ctx_limit(const esa_ctx *ctx) { return ctx ? ctx->limit : ""; }
 const char *esa_ctx_cpu(const esa_ctx *ctx) { return ctx ? ctx->kern->name : ""; }
 
 void esa_ctx_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes)
@@ -148,6 +179,13 @@ esa_status esa_ctx_enter(esa_ctx *ctx)
     if (!ctx) return ESA_ERR_ARGUMENT;
     /* The message belongs to the call that is inside, so this one writes none. */
     if (!take(ctx, ESA_CTX_FREE) && !take(ctx, ESA_CTX_LENT)) return ESA_ERR_STATE;
+    if (esa_pool_forked(ctx->pool)) {
+        esa_fail(ctx, ESA_ERR_STATE,
+                 "this ctx was made before fork(), and its threads do not exist in the child "
+                 "process: make a ctx there");
+        esa_ctx_leave(ctx);
+        return ESA_ERR_STATE;
+    }
     ctx->error[0] = 0;
     ctx->entries++;
     return ESA_OK;
@@ -166,7 +204,13 @@ void esa_ctx_lend(esa_ctx *ctx)
 
 void esa_ctx_take_back(esa_ctx *ctx)
 {
-    while (!take(ctx, ESA_CTX_LENT)) sched_yield();
+    while (!take(ctx, ESA_CTX_LENT)) {
+        if (esa_pool_forked(ctx->pool)) { /* whoever was inside does not exist in this process */
+            atomic_store(&ctx->busy, ESA_CTX_BUSY);
+            break;
+        }
+        sched_yield();
+    }
     ctx->lent--;
 }
 

@@ -7,7 +7,7 @@
  * the lanes than it needs; then the right ones are fetched anew. */
 #include <string.h>
 
-#include "model/host_memory.h"
+#include "base/host_limits.h"
 #include "model/store_internal.h"
 
 /* ---------------------------------------------------------------- host memory */

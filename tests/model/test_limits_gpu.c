@@ -2,13 +2,9 @@
  * holds, the decoder takes tiles when it must, the text encoder stays while there is room, and the
  * plan is said before the work.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _XOPEN_SOURCE 700 /* nftw */
 #include "model/gpu_clip.h"
 
-#include <ftw.h>
 #include <math.h>
-#include <sys/stat.h>
-#include "model/host_memory.h"
 
 enum { MIB = 1 << 20 };
 
@@ -248,68 +244,11 @@ static void tiles(void **state)
     esa_ctx_free(ctx);
 }
 
-/* ---------------------------------------------------------------- host memory */
-
-static void put(scratch *dir, const char *folder, const char *name, const char *text)
-{
-    char path[700];
-    for (const char *at = folder; at; at = strchr(at + 1, '/')) {
-        const char *next = strchr(at + 1, '/');
-        snprintf(path, sizeof path, "%s%.*s", dir->dir, (int)(next ? next - folder : 99), folder);
-        mkdir(path, 0700);
-    }
-    snprintf(path, sizeof path, "%s%s/%s", dir->dir, folder, name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where)
-{
-    (void)info;
-    (void)kind;
-    (void)where;
-    return remove(path);
-}
-
-/* What the machine has, less what the groups above the process leave. */
-static void host_memory(void **state)
-{
-    (void)state;
-    assert_true(esa_host_available("") > MIB);
-    assert_true(esa_host_available("/no/such/place") == INT64_MAX);
-    scratch dir = scratch_make();
-    put(&dir, "/proc", "meminfo", "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n");
-    assert_int_equal(esa_host_available(dir.dir), 4096000);
-    put(&dir, "/proc/self", "cgroup", "0::/a/b\n");
-    assert_int_equal(esa_host_available(dir.dir), 4096000); /* no limits */
-    put(&dir, "/sys/fs/cgroup/a/b", "memory.max", "max\n");
-    put(&dir, "/sys/fs/cgroup/a/b", "memory.current", "100\n");
-    assert_int_equal(esa_host_available(dir.dir), 4096000);
-    put(&dir, "/sys/fs/cgroup/a", "memory.max", "3000000\n");
-    put(&dir, "/sys/fs/cgroup/a", "memory.current", "2000000\n");
-    assert_int_equal(esa_host_available(dir.dir), 1000000);
-    put(&dir, "/sys/fs/cgroup/a", "memory.stat", "anon 5\ninactive_file 500000\n");
-    assert_int_equal(esa_host_available(dir.dir), 1500000);
-    put(&dir, "/sys/fs/cgroup/a/b", "memory.max", "50\n"); /* more is used than allowed */
-    assert_int_equal(esa_host_available(dir.dir), 0);
-    put(&dir, "/proc/self", "cgroup", "7:cpu,memory:/job\n2:cpuset:/a\n");
-    put(&dir, "/sys/fs/cgroup/memory/job", "memory.limit_in_bytes", "900000\n");
-    put(&dir, "/sys/fs/cgroup/memory/job", "memory.usage_in_bytes", "200000\n");
-    assert_int_equal(esa_host_available(dir.dir), 700000);
-    put(&dir, "/proc/self", "cgroup", "0::/elsewhere\n"); /* a container: only the top is there */
-    put(&dir, "/sys/fs/cgroup", "memory.max", "800000\n");
-    put(&dir, "/sys/fs/cgroup", "memory.current", "200000\n");
-    assert_int_equal(esa_host_available(dir.dir), 600000);
-    nftw(dir.dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(monotone),   cmocka_unit_test(cached), cmocka_unit_test(said),
-        cmocka_unit_test(text_stays), cmocka_unit_test(tiles),  cmocka_unit_test(host_memory),
+        cmocka_unit_test(text_stays), cmocka_unit_test(tiles),
     };
     return cmocka_run_group_tests(tests, begin, NULL);
 }

@@ -35,6 +35,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_ctx_free": (None, [_p]),
     "esa_ctx_error": (_s, [_p]),
     "esa_ctx_threads": (_i32, [_p]),
+    "esa_ctx_limit": (_s, [_p]),
     "esa_ctx_cpu": (_s, [_p]),
     "esa_ctx_set_stream": (_STATUS, [_p, _p]),
     "esa_ctx_memory": (None, [_p, _p, _p]),
