@@ -255,6 +255,11 @@ if(NOT ESA_SANITIZE)
            $<TARGET_FILE:esa_cli> ${checks}/quality/results.csv)
   set_tests_properties(quality.results PROPERTIES LABELS quality TIMEOUT 600)
 endif()
+if(NOT ESA_SANITIZE) # the loader of a Python process cannot open a sanitised libesa
+  add_test(NAME cli.plugin_path COMMAND python3 ${checks}/cuda/check_plugin_path.py
+           $<TARGET_FILE:esa> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/python)
+  set_tests_properties(cli.plugin_path PROPERTIES LABELS cli TIMEOUT 300)
+endif()
 add_executable(make_recording tests/cli/make_recording.c)
 esa_compile_settings(make_recording)
 target_link_libraries(make_recording PRIVATE esa_static)

@@ -1,6 +1,6 @@
 /* plugin.c - finds and opens the CUDA plugin, and manages GPU scratch.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* dladdr, dl_iterate_phdr */
+#define _GNU_SOURCE /* dladdr, dl_iterate_phdr, secure_getenv */
 #include "backend/plugin.h"
 
 #include <dlfcn.h>
@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/pool.h"
+#include "base/status.h"
 
 #define PLUGIN_NAME "libesa_cuda.so"
 
@@ -33,9 +35,31 @@ static int look_at_executable(struct dl_phdr_info *object, size_t size, void *in
 }
 #endif
 
-/* Writes the path of the file that this code was loaded from; 0 if it cannot be found. For an
- * executable, dladdr gives the name it was called with, which is not a path if the shell found it
- * through $PATH. So the path of an executable comes from /proc/self/exe. */
+#if defined(__linux__)
+/* Writes the path that the system has for the file mapped at `here`; 0 if there is none. */
+static int32_t mapped_path(char *path, size_t bytes)
+{
+    char line[4300];
+    int32_t found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && !found && fgets(line, sizeof line, maps)) {
+        unsigned long long low, high;
+        const char *name = strchr(line, '/');
+        line[strcspn(line, "\n")] = 0;
+        if (name && sscanf(line, "%llx-%llx", &low, &high) == 2 && (uintptr_t)&here >= low &&
+            (uintptr_t)&here < high)
+            found = (size_t)snprintf(path, bytes, "%s", name) < bytes;
+    }
+    if (maps) fclose(maps);
+    return found;
+}
+#endif
+
+/* Writes the absolute path of the file that this code was loaded from; 0 if it cannot be found. For
+ * an executable, dladdr gives the name it was called with, which is not a path if the shell found
+ * it through $PATH. So the path of an executable comes from /proc/self/exe. For a library, dladdr
+ * gives the path it was opened by. If that was relative, it meant a folder that may not be the
+ * current one any more; so that path comes from /proc/self/maps. */
 static int32_t own_path(char *path, size_t bytes)
 {
 #if defined(__linux__)
@@ -45,34 +69,51 @@ static int32_t own_path(char *path, size_t bytes)
         const ssize_t length = readlink("/proc/self/exe", path, bytes);
         if (length < 1 || (size_t)length >= bytes) return 0;
         path[length] = 0;
-        return 1;
+        return path[0] == '/';
     }
 #endif
     Dl_info info;
-    return dladdr(&here, &info) && info.dli_fname &&
-           (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
+    if (!dladdr(&here, &info) || !info.dli_fname) return 0;
+    if (info.dli_fname[0] == '/')
+        return (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
+#if defined(__linux__)
+    return mapped_path(path, bytes);
+#else
+    return 0;
+#endif
 }
 
-/* Writes $ESA_CUDA_LIB, or the path of the plugin beside the file of own_path. The path always has
- * a slash, because dlopen looks for a bare name in system folders. 0 if the path does not fit. */
-static int32_t plugin_path(char *path, size_t bytes)
+/* Writes the path of the plugin beside the file of own_path; 0 if it does not fit. */
+static int32_t path_beside(char *path, size_t bytes)
 {
-    const char *given = getenv("ESA_CUDA_LIB");
-    if (given && *given)
-        return (size_t)snprintf(path, bytes, "%s%s", strchr(given, '/') ? "" : "./", given) < bytes;
     if (!own_path(path, bytes)) return 0;
-    char *const slash = strrchr(path, '/'), *const name = slash ? slash + 1 : path;
+    char *const name = strrchr(path, '/') + 1;
     const size_t room = bytes - (size_t)(name - path);
-    return (size_t)snprintf(name, room, "%s" PLUGIN_NAME, slash ? "" : "./") < room;
+    return (size_t)snprintf(name, room, PLUGIN_NAME) < room;
+}
+
+/* Writes $ESA_CUDA_LIB, or the path of the plugin beside libesa. Nothing is looked for in the
+ * current folder, which may be anyone's when a GPU is first used. */
+static esa_status plugin_path(esa_ctx *ctx, char *path, size_t bytes)
+{
+    const char *given = secure_getenv("ESA_CUDA_LIB");
+    if (given && *given && given[0] != '/')
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "ESA_CUDA_LIB is %.200s, expected an absolute path (one that begins with "
+                        "/)",
+                        given);
+    if (given && *given ? (size_t)snprintf(path, bytes, "%s", given) < bytes
+                        : path_beside(path, bytes))
+        return ESA_OK;
+    return esa_fail(ctx, ESA_ERR_DEVICE,
+                    "the folder of libesa, which holds " PLUGIN_NAME
+                    ", could not be found: set ESA_CUDA_LIB");
 }
 
 static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
 {
     char path[4096], error[256] = "";
-    if (!plugin_path(path, sizeof path))
-        return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "the folder of libesa, which holds " PLUGIN_NAME
-                        ", could not be found: set ESA_CUDA_LIB");
+    ESA_TRY(plugin_path(ctx, path, sizeof path));
     /* NODELETE: masks keep pointers into the plugin and may be freed after the ctx. */
     cuda->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!cuda->handle)
@@ -109,8 +150,9 @@ static void trim(esa_ctx *ctx)
 static void close_gpu(esa_ctx *ctx)
 {
     if (!ctx->cuda) return;
-    trim(ctx);
-    if (ctx->cuda->dev) ctx->cuda->table->close(ctx->cuda->dev);
+    const int32_t forked = esa_pool_forked(ctx->pool); /* CUDA does not work there */
+    if (!forked) trim(ctx);
+    if (ctx->cuda->dev && !forked) ctx->cuda->table->close(ctx->cuda->dev);
     unload(ctx);
 }
 

@@ -1,6 +1,6 @@
 /* test_blas.c - finding cuBLASLt (cuda/runtime/blas.h), with made-up libraries in made-up places.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* setenv, mkdtemp, readlink */
+#define _GNU_SOURCE /* setenv, mkdtemp, readlink, secure_getenv */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,6 +18,11 @@
 _Static_assert(sizeof(lt_algo) == 64 && sizeof(lt_result) == 96 &&
                    offsetof(lt_result, workspace) == 64 && offsetof(lt_result, state) == 72,
                "the structs of the library");
+
+static int raised; /* 1: as in a setuid program */
+
+/* In place of the C library's. */
+char *secure_getenv(const char *name) { return raised ? NULL : getenv(name); }
 
 static char top[64]; /* a folder of this test */
 static char error[512];
@@ -156,6 +161,49 @@ static void given_wrong(void **state)
     fails(13, "ESA_CUBLAS_LIB is /proc/self/status, expected libcublasLt.so.13");
 }
 
+/* Version 98 is not found; this machine may have a real one. */
+static void finds_no_98(void)
+{
+    if (!blas_open(&lib, 98, error, sizeof error)) {
+        assert_true(lib.version < 980000);
+        blas_close(&lib);
+    }
+}
+
+/* Nothing comes from the current folder, whatever the variables say. */
+static void relative(void **state)
+{
+    (void)state;
+    char before[4096];
+    assert_non_null(getcwd(before, sizeof before));
+    place("98", "here/lib64", "libcublasLt.so.98");
+    assert_int_equal(chdir(top), 0);
+    setenv("ESA_CUBLAS_LIB", "here/lib64", 1);
+    fails(98, "ESA_CUBLAS_LIB is here/lib64, expected an absolute path");
+    setenv("ESA_CUBLAS_LIB", "libcublasLt.so.98", 1);
+    fails(98, "expected an absolute path");
+    unsetenv("ESA_CUBLAS_LIB");
+    setenv("CUDA_HOME", "here", 1);
+    finds_no_98();
+    set("CUDA_HOME", "here");
+    opens(98, 980000, "here/lib64/libcublasLt.so.98");
+    assert_int_equal(chdir(before), 0);
+}
+
+static void raised_rights(void **state)
+{
+    (void)state;
+    char path[4096];
+    fake_path(path, "13");
+    place("98", "ours/lib64", "libcublasLt.so.98");
+    setenv("ESA_CUBLAS_LIB", path, 1);
+    set("CUDA_HOME", "ours");
+    raised = 1;
+    finds_no_98();
+    raised = 0;
+    opens(13, 130102, "fake_blas_13");
+}
+
 /* ---------------------------------------------------------------- the search */
 
 static void toolkit(void **state)
@@ -211,6 +259,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(given_file, clear, shut),
         cmocka_unit_test_setup_teardown(given_folder, clear, shut),
         cmocka_unit_test_setup_teardown(given_wrong, clear, shut),
+        cmocka_unit_test_setup_teardown(relative, clear, shut),
+        cmocka_unit_test_setup_teardown(raised_rights, clear, shut),
         cmocka_unit_test_setup_teardown(toolkit, clear, shut),
         cmocka_unit_test_setup_teardown(python, clear, shut),
         cmocka_unit_test_setup_teardown(order, clear, shut),

@@ -87,7 +87,7 @@ def find_library(name: str = "libesa.so") -> pathlib.Path:
     """The file of a library. The ImportError lists the places that were searched."""
     given = os.environ.get("ESA_LIB")
     if given and name == "libesa.so":
-        path = pathlib.Path(given)
+        path = pathlib.Path(given).absolute()   # of the current folder now, not when a GPU is first used
         if not path.is_file():
             raise ImportError(f"ESA_LIB names {given}, which is no file")
         return path

@@ -1,6 +1,6 @@
 /* blas.c - see blas.h.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* dladdr, dlinfo */
+#define _GNU_SOURCE /* dladdr, dlinfo, secure_getenv */
 #include "cuda/runtime/blas.h"
 
 #include <dlfcn.h>
@@ -116,10 +116,11 @@ static int32_t try_folder(search *s, const char *folder)
     return 0;
 }
 
-/* The folders below root, which may be NULL. */
+/* The folders below root, which may be NULL. A relative root is left out: it would mean whatever
+ * folder is the current one now. */
 static int32_t try_below(search *s, const char *root, const char *const *below, int32_t count)
 {
-    if (!root || !*root) return 0;
+    if (!root || root[0] != '/') return 0;
     for (int32_t i = 0; i < count; i++) {
         char folder[1536];
         if ((size_t)snprintf(folder, sizeof folder, "%s%s", root, below[i]) < sizeof folder &&
@@ -143,7 +144,8 @@ static int32_t try_toolkit(search *s)
 {
     static const char *const below[] = { "/lib64", "/lib", "/targets/x86_64-linux/lib",
                                          "/targets/sbsa-linux/lib" };
-    const char *const root[] = { getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda" };
+    const char *const root[] = { secure_getenv("CUDA_HOME"), secure_getenv("CUDA_PATH"),
+                                 "/usr/local/cuda" };
     for (int32_t i = 0; i < 3; i++)
         if (try_below(s, root[i], below, 4)) return 1;
     return 0;
@@ -157,8 +159,8 @@ static int32_t try_python(search *s)
                                           "/lib/python3*/dist-packages/nvidia/cu13/lib",
                                           "/lib/python3*/dist-packages/nvidia/cublas/lib" };
     static const char here = 0; /* its address shows which file this code was loaded from */
-    const char *const root[] = { getenv("VIRTUAL_ENV"), getenv("CONDA_PREFIX"), "/usr/local",
-                                 "/usr" };
+    const char *const root[] = { secure_getenv("VIRTUAL_ENV"), secure_getenv("CONDA_PREFIX"),
+                                 "/usr/local", "/usr" };
     Dl_info info;
     char own[1024];
     if (dladdr(&here, &info) && info.dli_fname &&
@@ -180,13 +182,17 @@ static int32_t try_python(search *s)
 static esa_status open_given(search *s, const char *given, char *error, int32_t error_bytes)
 {
     struct stat info;
+    if (given[0] != '/') {
+        snprintf(error, (size_t)error_bytes,
+                 "ESA_CUBLAS_LIB is %.200s, expected an absolute path (one that begins with /)",
+                 given);
+        return ESA_ERR_DEVICE;
+    }
     const int32_t there = stat(given, &info) == 0;
     if (there && S_ISDIR(info.st_mode)) {
         if (try_folder(s, given)) return ESA_OK;
     } else if (there) {
-        char path[2048]; /* with a slash, because dlopen looks for bare names elsewhere */
-        snprintf(path, sizeof path, "%s%s", strchr(given, '/') ? "" : "./", given);
-        if (try_open(s, path, 0)) return ESA_OK;
+        if (try_open(s, given, 0)) return ESA_OK;
         const char *why = s->refused[0] ? NULL : dlerror();
         if (why) refuse(s, given, why);
     }
@@ -201,7 +207,7 @@ static esa_status open_given(search *s, const char *given, char *error, int32_t 
 esa_status blas_open(blas_library *library, int32_t newest, char *error, int32_t error_bytes)
 {
     search s = { .library = library, .newest = newest };
-    const char *given = getenv("ESA_CUBLAS_LIB");
+    const char *given = secure_getenv("ESA_CUBLAS_LIB");
     memset(library, 0, sizeof *library);
     if (given && *given) return open_given(&s, given, error, error_bytes);
     if (try_names(&s, RTLD_NOLOAD) || try_toolkit(&s) || try_names(&s, 0) || try_python(&s))
