@@ -8,7 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#define LL(x) ((long long)(x))
+#define LL(x)      ((long long)(x))
+#define MOST_PAIRS (INT64_C(1) << 56) /* of a query and a key, over all heads */
 
 static esa_status check_struct(esa_ctx *ctx, uint32_t given, size_t expected, const char *name)
 {
@@ -131,6 +132,15 @@ esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k)
             ctx, ESA_ERR_SHAPE,
             "q has %lld heads and k has %lld: query heads must be a multiple of key heads",
             LL(q->dim[1]), LL(k->dim[1]));
+    /* The sizes of all scratch memory are products of these numbers and of some that are at most
+     * 256: below this bound none of them leaves 64 bits. */
+    const int64_t pairs = esa_size_mul(esa_max64(q->dim[2], 256), esa_max64(k->dim[2], 256)),
+                  all = esa_size_mul(q->dim[0] * q->dim[1], pairs);
+    if (all < 0 || all > MOST_PAIRS)
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "batch %lld x %lld heads x %lld queries x %lld keys are too many: their "
+                        "product must be at most 2^56",
+                        LL(q->dim[0]), LL(q->dim[1]), LL(q->dim[2]), LL(k->dim[2]));
     return ESA_OK;
 }
 
