@@ -3,6 +3,7 @@
 #include "model/run.h"
 
 #include <stdio.h>
+#include "base/host_limits.h"
 #include "nn/ops.h"
 
 /* ---------------------------------------------------------------- tiles of the decoder */
@@ -10,25 +11,30 @@
 /* Sides of tiles in pixels that are tried when whole frames do not fit. */
 static const int32_t tiles[] = { 1024, 512, 256, 128, 64 };
 
-/* 1 if the decoder can have these bytes. In host memory they are allocated once and freed again; a
- * transformer that has its activations gives them back before. */
+/* 1 if the decoder can have these bytes, of which spare are left. Host memory is also allocated
+ * once and freed again, as there are limits that spare does not know (ulimit -v); a transformer
+ * that has its activations gives them back before. */
 static int32_t holds(esa_model *m, int64_t bytes, int64_t spare)
 {
     const int64_t more = bytes - (m->dit ? m->family->dit.bytes(m->dit) : 0);
     void *probe = NULL;
-    if (bytes == INT64_MAX) return 0;
-    if (!m->nn.be->host_memory) return bytes <= spare;
-    if (more <= 0) return 1;
+    if (bytes == INT64_MAX || bytes > spare) return 0;
+    if (!m->nn.be->host_memory || more <= 0) return 1;
     if (m->nn.be->alloc(m->ctx, &probe, more)) return 0;
     m->nn.be->release(m->ctx, probe, more);
     return 1;
 }
 
+int64_t esa_model_host_spare(const esa_model *m)
+{
+    const int64_t left = esa_host_available(m->host_root ? m->host_root : "");
+    if (left == INT64_MAX) return left;
+    return left - left / 16 + (m->dit ? m->family->dit.bytes(m->dit) : 0);
+}
+
 /* *spare = device memory that the decoder can have at most. An idle text encoder gives way. */
 static esa_status find_spare(esa_model *m, int64_t *spare, int64_t scratch, int64_t need)
 {
-    *spare = INT64_MAX;
-    if (m->nn.be->host_memory) return ESA_OK;
     if (!m->dit) { /* the decoder alone: all but a margin, within the limit */
         ESA_TRY(m->nn.be->transfer->room(m->ctx, spare));
         *spare -= *spare / 16;
@@ -41,15 +47,17 @@ static esa_status find_spare(esa_model *m, int64_t *spare, int64_t scratch, int6
     return esa_store_spare(m->family->dit.store(m->dit), spare, scratch);
 }
 
-esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], int64_t scratch, int64_t more,
+esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_decoder_room *room,
                                int32_t *tile, int64_t *bytes)
 {
+    const int64_t more = room->more;
     const int32_t unit = m->facts.tile_unit, asked = *tile;
     const int32_t side = m->facts.info.factor[1] * (latent[1] > latent[2] ? latent[1] : latent[2]);
     const int64_t whole = m->family->vae.bytes(m->vae, latent, asked);
-    int64_t spare;
+    int64_t spare = room->host;
     *bytes = whole;
-    ESA_TRY(find_spare(m, &spare, scratch, esa_size_add(whole, more)));
+    if (!m->nn.be->host_memory)
+        ESA_TRY(find_spare(m, &spare, room->scratch, esa_size_add(whole, more)));
     if (holds(m, whole, spare - more)) return ESA_OK;
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0] && !asked; i++) {
         if (tiles[i] >= side || tiles[i] % unit) continue;
@@ -64,7 +72,7 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], int64_t sc
     int32_t size[3];
     char left[48] = "";
     m->family->vae.size(m->configs, latent, size);
-    if (!m->nn.be->host_memory)
+    if (spare != INT64_MAX)
         snprintf(left, sizeof left, ", %.2f GB are left",
                  1e-9 * (double)esa_max64(0, spare - more));
     return esa_fail(m->ctx, ESA_ERR_MEMORY,
@@ -108,21 +116,26 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     const int32_t host = m->nn.be->host_memory;
     const esa_dit_ops *dit = &m->family->dit;
     esa_dit_room room = { .beside = r->mask_bytes };
+    esa_decoder_room left = { .more = host ? 0 : r->mask_bytes };
     int64_t decoder = 0;
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &room.scratch)); /* for products */
     room.scratch = esa_max64(room.scratch, r->scratch);
     for (int32_t b = 0; b < r->branches; b++)
         room.text_rows += dit->text_rows(m->dit, &r->embeds.text[b]);
     r->tile = r->p.vae_tile;
+    left.scratch = room.scratch;
     /* On a device the weights leave room for the decoder. In host memory it takes the place of the
-     * activations, so they must be there first. */
-    if (r->p.decode && !host)
-        ESA_TRY(esa_model_find_tile(m, r->latent, room.scratch, r->mask_bytes, &r->tile, &decoder));
+     * activations, so they must be there first; but what the system has left is asked before, as
+     * memory counts there only once it is used. */
+    if (host)
+        left.host = esa_model_host_spare(m);
+    else if (r->p.decode)
+        ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &decoder));
     room.after = decoder + r->mask_bytes; /* the session lives as long as the call */
     dit->set_room(m->dit, &room);
     ESA_TRY(dit->begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
     ESA_TRY(esa_nn_reserve(&m->nn, r->scratch, NULL));
-    if (r->p.decode && host) ESA_TRY(esa_model_find_tile(m, r->latent, 0, 0, &r->tile, &decoder));
+    if (r->p.decode && host) ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &decoder));
     say_plan(m, r, decoder);
     return ESA_OK;
 }

@@ -44,7 +44,8 @@ static esa_status decode_host(esa_model *m, esa_frames **frames, const float *la
     void *x = NULL;
     int64_t decoder;
     ESA_TRY(m->family->vae.check_sizes(m->vae, latent, tile));
-    ESA_TRY(esa_model_find_tile(m, latent, 0, bytes, &tile, &decoder));
+    const esa_decoder_room room = { .more = bytes, .host = esa_model_host_spare(m) };
+    ESA_TRY(esa_model_find_tile(m, latent, &room, &tile, &decoder));
     if (m->dit) ESA_TRY(esa_store_leave(m->family->dit.store(m->dit), bytes + decoder, 0));
     ESA_TRY(esa_nn_alloc(&m->nn, &x, bytes, "the latents"));
     esa_status status = esa_nn_upload(&m->nn, x, latents, bytes);

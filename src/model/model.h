@@ -24,8 +24,9 @@ struct esa_model {
     esa_part_env env;
     char *folder; /* owned */
     int64_t folder_bytes;
-    int32_t parts;  /* ESA_PART_* bits that may be used */
-    int32_t random; /* 1: random weights; folder is the name of a shape */
+    int32_t parts;         /* ESA_PART_* bits that may be used */
+    int32_t random;        /* 1: random weights; folder is the name of a shape */
+    const char *host_root; /* where esa_host_available looks (NULL: the machine's own); for tests */
     esa_model_index index;
     const esa_family *family;
     void *configs; /* of the family; owned */
@@ -62,11 +63,24 @@ esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int
 esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile);
 
-/* begin.c: finds a side of tiles with which decoding fits into memory beside `more` bytes and a
- * scratch of this size. *tile is the side that was asked for; 0: whole frames, or else the largest
- * tiles that fit. *bytes = what the decoder takes. Fails with ESA_ERR_MEMORY. */
-esa_status esa_model_find_tile(esa_model *model, const int32_t latent[3], int64_t scratch,
-                               int64_t more, int32_t *tile, int64_t *bytes);
+/* What the decoder must leave to others, and what there is. */
+typedef struct esa_decoder_room {
+    int64_t scratch; /* of calls on the device */
+    int64_t more;    /* other bytes beside the decoder */
+    int64_t host;    /* in host memory: esa_model_host_spare */
+} esa_decoder_room;
+
+/* begin.c: host memory that the decoder can have at most: what the machine and the limits of the
+ * process's control groups leave, less a margin, with the transformer's activations, whose place
+ * the decoder takes. INT64_MAX if the system does not say. Activations that are new do not count in
+ * the machine's figures yet, so ask before they are allocated. */
+int64_t esa_model_host_spare(const esa_model *model);
+
+/* begin.c: finds a side of tiles with which decoding fits into memory. *tile is the side that was
+ * asked for; 0: whole frames, or else the largest tiles that fit. *bytes = what the decoder takes.
+ * Fails with ESA_ERR_MEMORY. */
+esa_status esa_model_find_tile(esa_model *model, const int32_t latent[3],
+                               const esa_decoder_room *room, int32_t *tile, int64_t *bytes);
 
 /* The embeddings of the prompts: branch 0 is the prompt, branch 1 the negative prompt. */
 typedef struct esa_embeds {

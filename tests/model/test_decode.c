@@ -1,12 +1,14 @@
 /* test_decode.c - esa_decode: decodes latents from a file with the VAE alone.
  * tests/cli/check_export.py shows that it gives the frames of esa_generate.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "io/scratch.h"
+#define _XOPEN_SOURCE 700 /* nftw */
+#include "common/fake_tree.h"
 
 #include <math.h>
 #include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "model/fill.h"
+#include "model/model.h"
 
 enum { T = 2, H = 3, W = 4 };
 
@@ -114,8 +116,75 @@ static void frames_and_refusals(void **state)
     scratch_remove(&s);
 }
 
+/* Decodes 256 x 256 pixels on a machine that has so many bytes left in the process's memory group.
+ * NULL: refused. */
+static esa_frames *within(esa_model *model, const esa_decode_params *p, scratch *root,
+                          int64_t bytes)
+{
+    char text[32];
+    esa_frames *frames;
+    snprintf(text, sizeof text, "%lld", (long long)bytes);
+    fake_put(root, "/sys/fs/cgroup/job", "memory.max", text);
+    esa_decode(model, &frames, p);
+    return frames;
+}
+
+static void keep_info(void *user, int32_t level, const char *text)
+{
+    if (level == ESA_LOG_INFO) snprintf(user, 200, "%s", text);
+}
+
+/* The limit of a control group counts: malloc would grant whole frames. */
+static void memory_group(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), root = scratch_make();
+    char said[200] = "";
+    esa_ctx_params c = esa_ctx_params_default();
+    c.threads = 2;
+    c.log = keep_info;
+    c.log_user = said;
+    esa_ctx *ctx;
+    esa_model *model;
+    esa_model_params p = esa_model_params_default();
+    p.parts = ESA_PART_VAE;
+    assert_int_equal(esa_ctx_create(&ctx, &c), ESA_OK);
+    if (esa_model_open(ctx, &model, wan_tiny(), &p) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    model->host_root = root.dir;
+    fake_put(&root, "/proc", "meminfo", "MemAvailable: 64000000 kB\n");
+    fake_put(&root, "/proc/self", "cgroup", "0::/job\n");
+    fake_put(&root, "/sys/fs/cgroup/job", "memory.current", "0\n");
+    esa_model_info m = { .struct_size = sizeof m };
+    assert_int_equal(esa_model_get_info(model, &m), ESA_OK);
+    write_latents(ctx, scratch_path(&s, "a"), "latents", m.latent_channels, 1, 256 / m.factor[1],
+                  256 / m.factor[2]);
+    esa_decode_params d = esa_decode_params_default();
+    d.latents = s.path;
+    const int32_t latent[3] = { 1, 256 / m.factor[1], 256 / m.factor[2] };
+    const int64_t whole = model->family->vae.bytes(model->vae, latent, 0),
+                  tiles = model->family->vae.bytes(model->vae, latent, 128);
+    assert_true(tiles < whole);
+    esa_frames *frames = within(model, &d, &root, 2 * whole);
+    assert_non_null(frames);
+    assert_null(strstr(said, "tiles"));
+    esa_frames_free(frames);
+    frames = within(model, &d, &root, whole); /* less the margin, too little for whole frames */
+    assert_non_null(frames);
+    assert_non_null(strstr(said, "decoding in tiles of 128 pixels"));
+    esa_frames_free(frames);
+    frames = within(model, &d, &root, 1000);
+    assert_null(frames);
+    assert_non_null(strstr(esa_ctx_error(ctx), "even in tiles"));
+    assert_non_null(strstr(esa_ctx_error(ctx), "0.00 GB are left"));
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+    fake_remove(&root);
+    scratch_remove(&s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(frames_and_refusals) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(frames_and_refusals),
+                                        cmocka_unit_test(memory_group) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
