@@ -111,6 +111,8 @@ add_test(NAME long.slurm COMMAND python3 ${top}/tests/slurm/check_slurm.py $<TAR
          ${top}/models)
 set_tests_properties(long.slurm PROPERTIES LABELS long TIMEOUT 1800 SKIP_RETURN_CODE 77)
 if(NOT ESA_SANITIZE)
+  # Sanitizers reserve terabytes of address space.
+  esa_cli_test(limits 1200 10)
   # Every writer, killed at random moments.
   add_test(NAME cli.killed COMMAND python3 ${top}/tests/cli/check_killed.py $<TARGET_FILE:esa_cli>
            ${top}/models $<TARGET_FILE:make_recording>)

@@ -3,6 +3,7 @@
 #include "clip/video.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -38,6 +39,10 @@ static int symbol(void *function, void *handle, const char *name)
     return address != NULL;
 }
 
+/* The engine calls OpenBLAS from its own threads. Those of OpenBLAS would only sleep, and each
+ * takes 128 MiB of address space; where that is limited (ulimit -v), loading would never end. */
+static void keep_blas_small(void) { setenv("OPENBLAS_NUM_THREADS", "1", 0); }
+
 /* Looks beside the command, as in a build folder, and where an installation puts it. The run path
  * would find it too, but a sanitizer's dlopen ignores it. */
 static void *open_library(void)
@@ -61,6 +66,7 @@ int cli_video_open(cli_video *v, const char *what)
     if (!ESA_VIDEO_LIBRARY[0])
         return cli_fail("%s: this esa was built without the video engine: %s", what,
                         ESA_VIDEO_MISSING);
+    keep_blas_small();
     v->handle = open_library();
     if (!v->handle) return cli_fail("%s: the video engine cannot be opened: %s", what, dlerror());
     int whole = 1;

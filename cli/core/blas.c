@@ -1,11 +1,15 @@
 /* blas.c - opens the machine's CBLAS at run time. Benchmarks compare with it; the command does not
  * link to a BLAS.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "core/cli.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 /* dlsym returns an object pointer; POSIX promises that copying its bits into a function pointer
  * works. */
@@ -13,6 +17,20 @@ static void symbol(void *function, void *handle, const char *name)
 {
     void *address = dlsym(handle, name);
     memcpy(function, &address, sizeof address);
+}
+
+/* 1 unless the address space is limited (ulimit -v) and too small for OpenBLAS, which takes 128 MiB
+ * for each thread, and asks for ever if the system refuses. */
+static int has_room(int threads)
+{
+    struct rlimit space;
+    if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur == RLIM_INFINITY) return 1;
+    setenv("OPENBLAS_NUM_THREADS", "1", 0); /* while it is loaded; then `threads` is set */
+    const size_t bytes = ((size_t)threads + 1) * ((size_t)129 << 20);
+    void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return 0;
+    munmap(room, bytes);
+    return 1;
 }
 
 void cli_blas_open(cli_blas *blas, int threads)
@@ -23,6 +41,7 @@ void cli_blas_open(cli_blas *blas, int threads)
     static const char *const setters[] = { "openblas_set_num_threads", "MKL_Set_Num_Threads",
                                            "bli_thread_set_num_threads" };
     memset(blas, 0, sizeof *blas);
+    if (!has_room(threads)) return;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !blas->handle; i++) {
         void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         if (!handle) continue;

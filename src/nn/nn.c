@@ -34,6 +34,7 @@ esa_status esa_nn_use(esa_nn *nn, int32_t device)
     const esa_backend *be = esa_backend_of(device);
     const char *library;
     if (!be) return esa_fail(nn->ctx, ESA_ERR_DEVICE, "device %d is not known", device);
+    ESA_TRY(esa_nn_blas_ready(nn));
     ESA_TRY(be->open(nn->ctx));
     if (be->host_memory) return ESA_OK; /* it is there already */
     if (!be->rows || !be->products || !be->latents || !be->biased || !be->planes || !be->transfer)

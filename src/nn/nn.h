@@ -66,6 +66,10 @@ void esa_nn_init(esa_nn *nn, esa_ctx *ctx);
 /* Moves a new nn to a device (ESA_DEVICE_*). Fails with ESA_ERR_DEVICE or ESA_ERR_UNSUPPORTED if
  * the device cannot run networks; nn stays as it was. */
 esa_status esa_nn_use(esa_nn *nn, int32_t device);
+/* esa_nn_use does this too. Makes the BLAS take the memory that it needs for each of our threads,
+ * if the address space of the process is limited: OpenBLAS would try for ever to get it later.
+ * Fails with ESA_ERR_MEMORY. */
+esa_status esa_nn_blas_ready(esa_nn *nn);
 /* Frees scratch and marks. */
 void esa_nn_close(esa_nn *nn);
 /* Put around work with matrix products: between them the BLAS runs one thread inside each of our
