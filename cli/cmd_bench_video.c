@@ -60,7 +60,7 @@ static int csv_open(bench *b)
     size_t bytes = 0;
     char *old = cli_read_file(b->csv_path, &bytes);
     if (!old && errno != ENOENT)
-        return cli_fail("%s: cannot read '%s': %s", what, b->csv_path, strerror(errno));
+        return cli_fail("%s: cannot read '%s': %s", what, b->csv_path, cli_error_text(errno));
     const int first = old && strncmp(old, first_columns, sizeof first_columns - 1) == 0;
     int status = csv_append(b, header);
     if (!status && bytes &&
@@ -200,7 +200,8 @@ static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t see
     const esa_generate_params *p = &b->base.p;
     const size_t bytes = 3 * (size_t)p->frames * (size_t)p->height * (size_t)p->width;
     uint8_t *rgb = malloc(bytes + 1);
-    FILE *file = rgb ? fopen(path, "rb") : NULL;
+    const int fd = rgb ? cli_open_file(path) : -1;
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "rb");
     const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
     if (file) fclose(file);
     const int made = whole &&

@@ -71,6 +71,17 @@ static int run(int argc, char **argv)
     return cli_dispatch("esa", about, table, argc - 1, argv + 1);
 }
 
+/* Weights are used from mapped files (esa_tensors.h). If one of them becomes shorter, or its disk
+ * fails, no call returns an error: the access itself raises this signal. */
+static void lost_file(int number)
+{
+    static const char text[] = "\nesa: a file that is in use became shorter, or its disk failed "
+                               "(SIGBUS)\n";
+    (void)number;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(CLI_FAILED);
+    _exit(CLI_FAILED);
+}
+
 int main(int argc, char **argv)
 {
     /* A closed standard stream must keep failing: without this, its number would go to the next
@@ -78,6 +89,7 @@ int main(int argc, char **argv)
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0)
             return CLI_FAILED;
+    signal(SIGBUS, lost_file);
     signal(SIGXFSZ, SIG_IGN); /* exceeding a file size limit becomes an error, like a full disk */
     const int status = run(argc, argv);
     errno = 0;

@@ -106,13 +106,6 @@ static int record_prompts(job *j)
 
 /* ---------------------------------------------------------------- results */
 
-static int move(const char *from, const char *to)
-{
-    return rename(from, to) == 0
-               ? CLI_OK
-               : cli_fail("%s: '%s' cannot be written: %s", what, to, strerror(errno));
-}
-
 /* The settings go first, the recording that says "finished" last. */
 static int finish_shard(job *j)
 {
@@ -122,7 +115,7 @@ static int finish_shard(job *j)
     for (int64_t i = j->size.recordings - 1; i >= 0 && !status; i--) {
         calibrate_recording(from, &j->work, i);
         calibrate_shard_file(to, &j->work, i);
-        status = move(from, to);
+        status = cli_move_file(from, to, what);
     }
     return status;
 }
@@ -159,7 +152,7 @@ static int finish_masks(job *j)
                                                      names, (int32_t)j->size.recordings, &build);
         if (built != ESA_OK) status = cli_fail_esa(j->maker.ctx, built, what);
     }
-    if (!status && !linked) status = move(path, j->work.target);
+    if (!status && !linked) status = cli_move_file(path, j->work.target, what);
     if (!status && j->o->keep_recording) {
         snprintf(path, sizeof path, "%s.recording", j->work.target);
         const esa_status merged = esa_recording_merge(j->maker.ctx, path, names,

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---------------------------------------------------------------- the model */
 
@@ -36,9 +37,8 @@ int clip_lora(esa_lora *lora, char *name, size_t size, const char *text, const c
 {
     const char *colon = strrchr(text, ':');
     char *end = NULL;
-    FILE *whole = fopen(text, "rb");
+    const int whole = access(text, F_OK) == 0;
     *lora = (esa_lora){ .file = name, .scale = 1 };
-    if (whole) fclose(whole);
     if (colon && colon[1] && !whole) lora->scale = strtod(colon + 1, &end);
     const size_t length = end && *end == 0 ? (size_t)(colon - text) : strlen(text);
     if (!end || *end) lora->scale = 1;

@@ -56,7 +56,8 @@ static int in_hub(char *folder, size_t size, const char *hub)
     const char *slash = strchr(hub, '/');
     snprintf(name, sizeof name, "models--%.*s--%s", (int)(slash - hub), hub, slash + 1);
     snprintf(path, sizeof path, "%s/%s/refs/main", root, name);
-    FILE *file = fopen(path, "r");
+    const int fd = cli_open_file(path);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
     if (!file) return 0;
     const int read = fscanf(file, "%79[0-9a-zA-Z]", revision);
     fclose(file);

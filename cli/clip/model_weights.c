@@ -12,7 +12,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -31,12 +30,12 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
     return hash;
 }
 
-/* 0, or an errno. */
+/* 0, or an errno (cli_error_text). */
 static int mix_file(uint64_t *hash, const char *path)
 {
     struct stat about;
     unsigned char piece[PIECE];
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const int fd = cli_open_file(path);
     if (fd < 0) return errno;
     int error = fstat(fd, &about) == 0 ? 0 : errno;
     const int64_t size = error ? 0 : (int64_t)about.st_size;
@@ -130,7 +129,7 @@ int cli_model_weights(char out[32], const char *folder, int parts, const char *w
         const int error = mix_folder(&hash, path);
         if (error)
             return cli_fail("%s: the weights in '%s' cannot be read: %s", what, path,
-                            strerror(error));
+                            cli_error_text(error));
     }
     show(out, hash);
     return CLI_OK;

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define LONGEST_FILE (1 << 24)
 
@@ -55,12 +54,11 @@ static int add_lines(cli_prompts *p, const char *text, size_t bytes, int64_t mos
 static int from_file(cli_prompts *p, const char *path, const char *what)
 {
     size_t bytes = 0;
-    struct stat about;
-    if (stat(path, &about) == 0 && about.st_size > LONGEST_FILE)
+    char *text = cli_read_stream(path, &bytes, LONGEST_FILE);
+    if (!text && errno == EFBIG)
         return cli_fail("%s: '%s' is longer than %d MB and is not a file of prompts", what, path,
                         LONGEST_FILE >> 20);
-    char *text = cli_read_file(path, &bytes);
-    if (!text) return cli_fail("%s: cannot read '%s': %s", what, path, strerror(errno));
+    if (!text) return cli_fail("%s: cannot read '%s': %s", what, path, cli_error_text(errno));
     int status = CLI_OK;
     if (memchr(text, 0, bytes))
         status = cli_fail("%s: '%s' holds zero bytes and is not a file of prompts", what, path);

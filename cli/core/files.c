@@ -1,44 +1,79 @@
 /* files.c - see files.h.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _XOPEN_SOURCE 700 /* realpath */
+#define _XOPEN_SOURCE 700
 #include "core/files.h"
 #include "core/cli.h"
 
 #include <errno.h>
+#include <esa/esa_tensors.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef PATH_MAX
-#define PATH_MAX 4096
-#endif
+#define MOST_BYTES ((size_t)1 << 30) /* JSON, CSV, pages, videos of a report */
 
-char *cli_read_file(const char *path, size_t *bytes)
+/* ---------------------------------------------------------------- reading */
+
+const char *cli_error_text(int error)
+{
+    return error == CLI_NOT_A_FILE ? "it is a pipe or a device, expected a file" : strerror(error);
+}
+
+/* 0, or the errno of an open path that cannot be read. stream: a pipe can. */
+static int wrong_kind(int fd, int stream)
 {
     struct stat about;
-    FILE *file = fopen(path, "rb");
-    char *data = NULL;
-    size_t used = 0, room = 0;
-    if (!file) return NULL;
-    int error = fstat(fileno(file), &about) != 0 ? errno : S_ISDIR(about.st_mode) ? EISDIR : 0;
-    if (!error) room = (size_t)(about.st_size > 0 ? about.st_size : 0) + 1;
-    while (!error) {
-        char *grown = realloc(data, room + 1);
-        if (!grown) {
-            error = ENOMEM;
-            break;
+    if (fstat(fd, &about) != 0) return errno;
+    if (S_ISDIR(about.st_mode)) return EISDIR;
+    return stream || S_ISREG(about.st_mode) ? 0 : CLI_NOT_A_FILE;
+}
+
+static int open_kind(const char *path, int stream)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) return -1;
+    const int error = wrong_kind(fd, stream);
+    if (!error) return fd;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+int cli_open_file(const char *path) { return open_kind(path, 0); }
+
+/* Reads fd to its end into *data, which has room for one byte more. Returns 0 or an errno. */
+static int read_all(int fd, char **data, size_t *used, size_t most)
+{
+    for (size_t room = 1 << 16;; room *= 2) {
+        char *grown = realloc(*data, room + 1);
+        if (!grown) return ENOMEM;
+        *data = grown;
+        while (*used < room) {
+            /* A stream waits for its writer here. A signal ends poll, also where the handler only
+             * sets a flag, and would not end read. */
+            struct pollfd wait = { .fd = fd, .events = POLLIN };
+            if (poll(&wait, 1, -1) < 0) return errno;
+            const ssize_t n = read(fd, *data + *used, room - *used);
+            if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+            if (n < 0) return errno;
+            if (n == 0) return 0;
+            *used += (size_t)n;
+            if (*used > most) return EFBIG;
         }
-        data = grown;
-        errno = 0;
-        used += fread(data + used, 1, room - used, file);
-        if (ferror(file)) error = errno ? errno : EIO;
-        if (used < room) break; /* the end */
-        room *= 2;
     }
-    fclose(file);
+}
+
+static char *read_kind(const char *path, size_t *bytes, size_t most, int stream)
+{
+    char *data = NULL;
+    size_t used = 0;
+    const int fd = open_kind(path, stream);
+    if (fd < 0) return NULL;
+    const int error = read_all(fd, &data, &used, most);
+    close(fd);
     if (error) {
         free(data);
         errno = error;
@@ -49,107 +84,58 @@ char *cli_read_file(const char *path, size_t *bytes)
     return data;
 }
 
+char *cli_read_file(const char *path, size_t *bytes)
+{
+    return read_kind(path, bytes, MOST_BYTES, 0);
+}
+
+char *cli_read_stream(const char *path, size_t *bytes, size_t most)
+{
+    return read_kind(path, bytes, most, 1);
+}
+
 /* ---------------------------------------------------------------- writing */
 
-/* Follows the links at path into end. Returns 1 if they lead through /proc, so that path stands for
- * an open file; -1 with errno on failure. */
-static int follow_links(char end[PATH_MAX], const char *path)
+/* 1 if path is standard output itself (/dev/stdout, or its file's name): text is appended to what
+ * was printed, and the file is never replaced. */
+static int is_stdout(const char *path)
 {
-    char folder[PATH_MAX], target[PATH_MAX];
-    struct stat about;
-    errno = ENAMETOOLONG;
-    if (strlen(path) >= PATH_MAX) return -1;
-    strcpy(end, path);
-    for (int hop = 0; hop < 40; hop++) {
-        if (lstat(end, &about) != 0 || !S_ISLNK(about.st_mode)) return 0;
-        const ssize_t n = readlink(end, target, sizeof target - 1);
-        if (n < 0) return -1;
-        target[n] = 0;
-        char *slash = strrchr(end, '/');
-        if (slash) slash[1] = 0;
-        if (!realpath(slash ? end : ".", folder)) return -1;
-        if (strncmp(folder, "/proc/", 6) == 0) return 1;
-        errno = ENAMETOOLONG;
-        if ((target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target)
-                              : snprintf(end, PATH_MAX, "%s/%s", folder, target)) >= PATH_MAX)
-            return -1;
-    }
-    errno = ELOOP;
-    return -1;
-}
-
-/* Writes to a pipe, a device or an open file, which must not be replaced. */
-static int write_through(const char *path, const char *text, size_t bytes)
-{
-    const int fd = open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC);
-    int error = fd < 0 ? errno : 0;
-    while (!error && bytes > 0) {
-        const ssize_t n = write(fd, text, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            error = errno;
-        else {
-            text += n;
-            bytes -= (size_t)n;
-        }
-    }
-    if (fd >= 0 && close(fd) != 0 && !error) error = errno;
-    return error ? cli_fail("cannot write '%s': %s", path, strerror(error)) : CLI_OK;
-}
-
-/* Writes a temporary file beside end and renames it; returns 0 or an errno. name has room for end
- * and 16 more bytes. */
-static int replace(const char *end, char *name, const char *text, size_t bytes)
-{
-    const char *slash = strrchr(end, '/');
-    const int folder = slash ? (int)(slash + 1 - end) : 0;
-    if (strlen(end + folder) <= 240)
-        sprintf(name, "%s.XXXXXX", end);
-    else
-        sprintf(name, "%.*sesa-XXXXXX", folder, end);
-    const int fd = mkstemp(name);
-    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
-    if (!file) {
-        const int error = errno;
-        if (fd >= 0) {
-            close(fd);
-            unlink(name);
-        }
-        return error;
-    }
-    const mode_t mask = umask(0);
-    umask(mask);
-    int ok = fchmod(fd, 0666 & ~mask) == 0; /* mkstemp gives 0600; users expect their umask */
-    ok = ok && fwrite(text, 1, bytes, file) == bytes;
-    ok = ok && fflush(file) == 0;
-    ok = ok && fsync(fd) == 0;
-    int error = ok ? 0 : errno;
-    if (fclose(file) != 0 && !error) error = errno;
-    if (!error && rename(name, end) != 0) error = errno;
-    if (error) unlink(name);
-    return error;
+    struct stat about, out;
+    return stat(path, &about) == 0 && fstat(STDOUT_FILENO, &out) == 0 &&
+           about.st_dev == out.st_dev && about.st_ino == out.st_ino && !S_ISDIR(about.st_mode);
 }
 
 int cli_write_file(const char *path, const char *text, size_t bytes)
 {
-    struct stat about, out;
-    char end[PATH_MAX];
-    const int exists = stat(path, &about) == 0;
-    if (exists && S_ISDIR(about.st_mode))
-        return cli_fail("cannot write '%s': %s", path, strerror(EISDIR));
-    /* Standard output itself (/dev/stdout, or the file's name): append to what was printed, and
-     * never replace the file. */
-    if (exists && fstat(STDOUT_FILENO, &out) == 0 && about.st_dev == out.st_dev &&
-        about.st_ino == out.st_ino) {
+    esa_ctx *ctx = NULL;
+    if (is_stdout(path)) {
         if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return CLI_OK;
         return cli_fail("cannot write '%s': %s", path, strerror(errno));
     }
-    const int open_file = follow_links(end, path);
-    if (open_file < 0) return cli_fail("cannot write '%s': %s", path, strerror(errno));
-    if (open_file || (exists && !S_ISREG(about.st_mode))) return write_through(path, text, bytes);
-    char *name = malloc(strlen(end) + 16);
-    if (!name) return cli_fail("out of memory while writing '%s'", path);
-    const int error = replace(end, name, text, bytes);
-    free(name);
-    return error ? cli_fail("cannot write '%s': %s", path, strerror(error)) : CLI_OK;
+    int status = cli_ctx_new(&ctx, 1);
+    if (!status)
+        status = cli_status(ctx, esa_file_write(ctx, path, text, (int64_t)bytes), "cannot write");
+    esa_ctx_free(ctx);
+    return status;
+}
+
+int cli_move_file(const char *from, const char *to, const char *what)
+{
+    esa_ctx *ctx = NULL;
+    int status = cli_ctx_new(&ctx, 1);
+    if (!status) status = cli_status(ctx, esa_file_move(ctx, from, to), what);
+    esa_ctx_free(ctx);
+    return status;
+}
+
+int cli_target(char *end, size_t size, int *in_place, const char *path, const char *what)
+{
+    esa_ctx *ctx = NULL;
+    int32_t through = 0;
+    int status = cli_ctx_new(&ctx, 1);
+    if (!status)
+        status = cli_status(ctx, esa_file_target(ctx, path, end, (int64_t)size, &through), what);
+    esa_ctx_free(ctx);
+    *in_place = through;
+    return status;
 }

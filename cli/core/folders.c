@@ -109,19 +109,19 @@ int cli_folder_ready(const char *path, const char *what)
 
 int cli_file_ready(const char *path, const char *what)
 {
-    char real[PATH_MAX];
+    char end[PATH_MAX];
     struct stat about;
+    int in_place = 0;
     if (!path) return CLI_OK;
     if (!*path) return cli_fail("%s: an empty name cannot be written", what);
-    if (stat(path, &about) != 0) return cli_folder_ready(path, what);
-    if (S_ISDIR(about.st_mode))
+    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode))
         return cli_fail("%s: '%s' cannot be written: it is a folder", what, path);
+    const int status = cli_target(end, sizeof end, &in_place, path, what);
+    if (status) return status;
     /* A regular file is replaced by a new one beside it, also behind a link. The rest is written
-     * through: a pipe, a device, or the open files that /dev and /proc list. */
-    if (!S_ISREG(about.st_mode) || strncmp(path, "/dev/", 5) == 0 ||
-        strncmp(path, "/proc/self/fd/", 14) == 0)
-        return access(path, W_OK) == 0
-                   ? CLI_OK
-                   : cli_fail("%s: '%s' cannot be written: %s", what, path, strerror(errno));
-    return cli_folder_ready(realpath(path, real) ? real : path, what);
+     * through: a pipe, a device, or an open file. */
+    if (!in_place) return cli_folder_ready(end, what);
+    return access(path, W_OK) == 0
+               ? CLI_OK
+               : cli_fail("%s: '%s' cannot be written: %s", what, path, strerror(errno));
 }

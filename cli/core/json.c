@@ -172,7 +172,7 @@ json_t *cli_json_load(const char *path, char **text, size_t flags, const char *w
     size_t bytes;
     char *data = cli_read_file(path, &bytes);
     if (!data) {
-        cli_fail("%s: cannot read '%s': %s", what, path, strerror(errno));
+        cli_fail("%s: cannot read '%s': %s", what, path, cli_error_text(errno));
         return NULL;
     }
     json_t *value = json_loadb(data, bytes, JSON_REJECT_DUPLICATES | flags, &error);

@@ -29,9 +29,7 @@ int experiment_move(const experiment *e, const char *from, const char *to, const
     experiment_path(e, target, "%s", to);
     const int status = cli_make_folder_of(target, NULL, what);
     if (status) return status;
-    return rename(source, target) == 0
-               ? CLI_OK
-               : cli_fail("%s: cannot write '%s': %s", what, target, strerror(errno));
+    return cli_move_file(source, target, what);
 }
 
 int experiment_save(const experiment *e, cli_json *json, const char *name, const char *what)

@@ -355,8 +355,9 @@ typedef struct esa_mask_file_info {
     int32_t reserved0;
 } esa_mask_file_info;
 
-/* Opens a mask file with mmap and checks every size before use. The content decides the format, not
- * the name; a recording or another kind of file is refused with a message that says what it is.
+/* Opens a mask file, by the rules for reading in esa_tensors.h, and checks every size before use.
+ * The content decides the format, not the name; a recording or another kind of file is refused with
+ * a message that says what it is.
  *
  * On success the caller owns *file and frees it with esa_mask_file_free. On failure *file is NULL.
  * The file keeps ctx for messages and threads; ctx must outlive it. */

@@ -1,12 +1,26 @@
-/* esa_tensors.h - reads and writes safetensors files. Part of libesa; needs only libc.
+/* esa_tensors.h - reads and writes safetensors files, and writes other files whole. Part of libesa;
+ * needs only libc.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Reading: the file is mapped, so data pointers stay valid until esa_tensors_free. The parser is
- * strict. It refuses wrong sizes, overlaps, gaps, duplicate names, unknown dtypes and wrong offsets
- * with a message before any of them is used.
+ * Reading: a file of up to 256 MiB is copied into memory, a larger one is mapped; data pointers
+ * stay valid until esa_tensors_free. Headers are always copied. The parser is strict. It refuses
+ * wrong sizes, overlaps, gaps, duplicate names, unknown dtypes and wrong offsets with a message
+ * before any of them is used. A folder, a pipe and a device are refused.
  *
- * Writing: the data goes to a temporary file beside the target, which is renamed at the end. A
- * failed or abandoned writer leaves no file behind.
+ * These rules hold for every file that the library reads: mask files, recordings, work plans,
+ * LoRAs, videos. Only the weights of models are mapped whatever their size. If another process
+ * makes a mapped file shorter, or its disk fails, the next access ends the process by SIGBUS; the
+ * library installs no signal handler. So replace files by renaming, as this library does.
+ *
+ * Writing: the data goes to a temporary file beside the target, which is synced and renamed at the
+ * end; then the folder is synced. A failed or abandoned writer leaves no file behind.
+ *
+ * A file that is replaced, also by esa_file_move, gives its permissions, its POSIX ACL, its owner
+ * and its group to the new one, as far as the process may; where the group cannot be kept, the
+ * group gets only what everybody has. Its other hard links keep the old contents. Links are
+ * followed, but a link is refused as under Linux' fs.protected_symlinks, also where that is off: in
+ * a sticky folder where everybody may write, if it belongs neither to this user nor to the folder's
+ * owner.
  *
  * A file or writer keeps its ctx, which must outlive it. The caller sets struct_size of
  * esa_tensor_info to its sizeof before a call fills it; any other value returns ESA_ERR_VERSION. */
@@ -98,6 +112,23 @@ ESA_API esa_status esa_tensors_writer_finish(esa_tensors_writer *writer);
 
 /* Frees the writer. Removes the temporary file if the writer is not finished. */
 ESA_API void esa_tensors_writer_free(esa_tensors_writer *writer);
+
+/* ---------------------------------------------------------------- other files */
+
+/* Writes a whole file by the rules above: readers see the old file or the new one. A pipe, a device
+ * and an open file that /proc lists (/dev/stdout, /dev/fd/3) are written in place, at the end. */
+ESA_API esa_status esa_file_write(esa_ctx *ctx, const char *path, const void *data, int64_t bytes);
+
+/* Tells which file a write to path replaces or creates, so that a program can refuse a path before
+ * long work: end[size] receives path with its links followed. *in_place (may be NULL) = 1 if path
+ * is written in place; end is then path for an open file. ESA_ERR_IO if path is a folder or leads
+ * through a link that is refused. */
+ESA_API esa_status esa_file_target(esa_ctx *ctx, const char *path, char *end, int64_t size,
+                                   int32_t *in_place);
+
+/* Renames a file or a folder within a file system and syncs the folder of `to`. A file with the
+ * name `to` is replaced; links are not followed. */
+ESA_API esa_status esa_file_move(esa_ctx *ctx, const char *from, const char *to);
 
 #ifdef __cplusplus
 }

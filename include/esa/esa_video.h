@@ -63,6 +63,8 @@ ESA_API const char *esa_video_build_id(void);
  *  - F32, BF16: tensors of another type are converted once, while reading. The pages of the file
  *    are given back piece by piece, so that file and copy are never in memory together. Tensors
  *    that have the type already are used from the mapped file.
+ * A file of weights must not become shorter while the model is open: the process would end by
+ * SIGBUS (esa_tensors.h). Replace it by renaming.
  * Vectors, and the few other tensors that Wan keeps in f32, are in f32 in every case. */
 enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3 };
 /* Parts of a model, as bits. */

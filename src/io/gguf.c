@@ -1,7 +1,9 @@
 /* gguf.c - reads GGUF files; see gguf.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The header is walked twice: first to check it and to count its strings, then to keep them. */
+ * The header is walked twice: first to check it and to count its strings, then to keep them. Both
+ * walks read the head (safetensors.h), a copy that nobody else can change meanwhile. Its length is
+ * not known before: the first walk begins again with a longer one until it fits. */
 #include "io/gguf.h"
 
 #include <stdlib.h>
@@ -17,7 +19,8 @@ enum {
     TYPES = 13,
     MAX_NESTED = 4, /* arrays of arrays */
     ALIGN_USUAL = 32,
-    ALIGN_MOST = 1 << 20
+    ALIGN_MOST = 1 << 20,
+    FIRST_HEAD = 1 << 20 /* most headers of video models are shorter */
 };
 
 /* Bytes of a metadata value; 0: a string or an array. */
@@ -77,6 +80,7 @@ typedef struct walk {
     int64_t at;      /* next byte of the file */
     int64_t strings; /* bytes of the strings so far, with their ends */
     int32_t keep;    /* 1: the second walk, which fills the object */
+    int32_t beyond;  /* 1: the walk ended because the header is longer than the file's head */
     int64_t tensors, pairs;
     int64_t alignment;
 } walk;
@@ -99,19 +103,23 @@ static esa_quoted quote(span s)
 
 static esa_status ends_early(walk *w, const char *what)
 {
+    if (w->file->have < w->file->size) {
+        w->beyond = 1;
+        return ESA_ERR_FORMAT; /* parse() tries again, or says why not */
+    }
     return esa_fail(w->file->ctx, ESA_ERR_FORMAT,
                     "%s: the file ends at byte %lld, inside %s: not complete, or damaged",
                     w->file->label, (long long)w->file->size, what);
 }
 
-static int64_t left(const walk *w) { return w->file->size - w->at; }
+static int64_t left(const walk *w) { return w->file->have - w->at; }
 
 /* Reads a number of 4 or 8 bytes. */
 static esa_status number(walk *w, uint64_t *value, int32_t bytes, const char *what)
 {
     *value = 0;
     if (left(w) < bytes) return ends_early(w, what);
-    for (int32_t i = bytes - 1; i >= 0; i--) *value = *value << 8 | w->file->bytes[w->at + i];
+    for (int32_t i = bytes - 1; i >= 0; i--) *value = *value << 8 | w->file->head[w->at + i];
     w->at += bytes;
     return ESA_OK;
 }
@@ -121,7 +129,7 @@ static esa_status string(walk *w, span *s, const char *what)
     uint64_t length;
     ESA_TRY(number(w, &length, 8, what));
     if (length > (uint64_t)left(w)) return ends_early(w, what);
-    *s = (span){ (const char *)w->file->bytes + w->at, (int64_t)length };
+    *s = (span){ (const char *)w->file->head + w->at, (int64_t)length };
     w->at += (int64_t)length;
     return ESA_OK;
 }
@@ -178,7 +186,7 @@ static esa_status skip_values(walk *w, span key, uint64_t type, uint64_t count, 
     if (size) {
         if (count > (uint64_t)left(w) / size) return ends_early(w, "the metadata");
         for (uint64_t i = 0; type == TYPE_BOOL && i < count; i++)
-            if (w->file->bytes[w->at + (int64_t)i] > 1)
+            if (w->file->head[w->at + (int64_t)i] > 1)
                 return bad_value(w, key, "is a truth value other than 0 and 1");
         w->at += (int64_t)(count * size);
         return ESA_OK;
@@ -372,7 +380,7 @@ int32_t esa_gguf_begins(const void *bytes, int64_t size)
 static esa_status version(walk *w)
 {
     uint64_t v;
-    if (!esa_gguf_begins(w->file->bytes, w->file->size))
+    if (!esa_gguf_begins(w->file->head, w->file->have))
         return esa_fail(w->file->ctx, ESA_ERR_FORMAT,
                         "%s is not a GGUF file: it does not begin with \"GGUF\"", w->file->label);
     w->at = 4;
@@ -394,7 +402,8 @@ static esa_status counts(walk *w)
     uint64_t tensors, pairs;
     ESA_TRY(number(w, &tensors, 8, "its first 24 bytes"));
     ESA_TRY(number(w, &pairs, 8, "its first 24 bytes"));
-    if (tensors > (uint64_t)left(w) / 25 || pairs > (uint64_t)left(w) / 14)
+    const uint64_t behind = (uint64_t)(w->file->size - w->at);
+    if (tensors > behind / 25 || pairs > behind / 14)
         return esa_fail(w->file->ctx, ESA_ERR_FORMAT,
                         "%s: the header claims %llu tensors and %llu metadata pairs, more than the "
                         "file's %lld bytes can hold",
@@ -435,11 +444,27 @@ static esa_status make_room(walk *w)
                           f->label);
 }
 
+/* The first walk, over a head that is long enough. */
+static esa_status first_walk(walk *w)
+{
+    esa_tensors *f = w->file;
+    for (int64_t most = FIRST_HEAD;; most *= 8) {
+        ESA_TRY(esa_st_head(f, esa_min64(most, ESA_ST_MAX_HEADER)));
+        w->beyond = 0;
+        const esa_status status = header(w);
+        if (!w->beyond) return status;
+        if (f->have == ESA_ST_MAX_HEADER)
+            return esa_fail(f->ctx, ESA_ERR_FORMAT,
+                            "%s: the header has more than %lld bytes, or is damaged", f->label,
+                            (long long)ESA_ST_MAX_HEADER);
+    }
+}
+
 static esa_status parse(esa_tensors *file)
 {
     walk w = { .file = file };
     file->blocks = 1;
-    const esa_status status = header(&w);
+    const esa_status status = first_walk(&w);
     if (status) {
         file->count = file->pair_count = 0; /* nothing was kept */
         return status;
@@ -457,29 +482,12 @@ static esa_status parse(esa_tensors *file)
 
 esa_status esa_gguf_open(esa_ctx *ctx, esa_tensors **file, const char *path)
 {
-    *file = NULL;
-    esa_tensors *f = NULL;
-    ESA_TRY(esa_st_make(ctx, &f, path));
-    esa_status status = esa_st_map(f, path, "GGUF");
-    if (!status) status = parse(f);
-    if (status)
-        esa_st_close(f);
-    else
-        *file = f;
-    return status;
+    const esa_st_source source = { .path = path, .kind = "GGUF", .weights = 1, .parse = parse };
+    return esa_st_open_with(ctx, file, &source);
 }
 
 esa_status esa_gguf_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size)
 {
-    *file = NULL;
-    esa_tensors *f = NULL;
-    ESA_TRY(esa_st_make(ctx, &f, "the file in memory"));
-    f->bytes = bytes;
-    f->size = size;
-    const esa_status status = parse(f);
-    if (status)
-        esa_st_close(f);
-    else
-        *file = f;
-    return status;
+    const esa_st_source source = { .bytes = bytes, .size = size, .parse = parse };
+    return esa_st_open_with(ctx, file, &source);
 }

@@ -30,7 +30,7 @@ ESA_ENGINE int32_t esa_gguf_begins(const void *bytes, int64_t size);
  * failure it is NULL. Fails with ESA_ERR_IO, ESA_ERR_MEMORY, or ESA_ERR_FORMAT and a message that
  * names the file, the tensor or key, what was found and what was expected. */
 ESA_ENGINE esa_status esa_gguf_open(esa_ctx *ctx, esa_tensors **file, const char *path);
-/* The same for bytes that must outlive the object. */
+/* The same for bytes that must outlive the object and do not change while the call runs. */
 ESA_ENGINE esa_status esa_gguf_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
                                            int64_t size);
 

@@ -4,25 +4,19 @@
  * The temporary name is <target>.<8 hex digits>.tmp in the same folder, so that the rename stays on
  * one file system and is atomic. A target with a very long name gets esa-<8 hex digits>.tmp. A
  * killed process leaves the temporary file behind, never a damaged target. Links are followed
- * first; the file they lead to is replaced. */
-#define _XOPEN_SOURCE 700 /* realpath */
+ * first; the file they lead to is replaced (outpath.h). */
 #include "io/outfile.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include "base/rng.h"
 #include "base/status.h"
+#include "io/outpath.h"
 
-#ifndef PATH_MAX
-#define PATH_MAX 4096
-#endif
 /* Longest name of a target that is part of its temporary name, which needs 13 more bytes of 255. */
 #define LONGEST_NAME 240
 
@@ -54,52 +48,11 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
         else
             snprintf(out->temp, (size_t)out->temp_bytes, "%.*sesa-%08x.tmp", folder, out->path,
                      mark);
-        out->fd = open(out->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        out->fd = esa_outpath_create(out->temp, out->path);
         if (out->fd >= 0) return ESA_OK;
         if (errno != EEXIST) break;
     }
     return cannot_write(ctx, out->path, errno);
-}
-
-/* Follows the links at path and writes the result to end; path itself if it is not a link. The last
- * link may lead to a name that does not exist yet. Links in /proc (also /dev/stdout, /dev/fd/3)
- * refer to open files, which a rename cannot replace. */
-static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *path)
-{
-    char folder[PATH_MAX], target[PATH_MAX];
-    struct stat st;
-    int why = ENAMETOOLONG;
-    if (strlen(path) < PATH_MAX) {
-        strcpy(end, path);
-        for (int hop = 0; hop < 40; hop++) {
-            if (lstat(end, &st) != 0 || !S_ISLNK(st.st_mode)) return ESA_OK;
-            const ssize_t n = readlink(end, target, sizeof target - 1);
-            if (n < 0) {
-                why = errno;
-                break;
-            }
-            target[n] = 0;
-            char *slash = strrchr(end, '/');
-            if (slash) slash[1] = 0;
-            if (!realpath(slash ? end : ".", folder)) {
-                why = errno;
-                break;
-            }
-            if (strncmp(folder, "/proc/", 6) == 0)
-                return esa_fail(ctx, ESA_ERR_IO,
-                                "%.200s refers to an open file and cannot be replaced: give the "
-                                "name of the file itself",
-                                path);
-            const int room = target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target)
-                                              : snprintf(end, PATH_MAX, "%s/%s", folder, target);
-            if (room >= PATH_MAX) {
-                why = ENAMETOOLONG;
-                break;
-            }
-            why = ELOOP;
-        }
-    }
-    return cannot_write(ctx, path, why);
 }
 
 /* Allocates the buffers and creates the temporary file. end: path with its links followed. */
@@ -122,10 +75,15 @@ esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
     out->fd = -1;
-    if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no output file name was given");
     char end[PATH_MAX];
-    ESA_TRY(follow_links(ctx, end, path));
+    int32_t open_file;
     struct stat st;
+    ESA_TRY(esa_outpath_follow(ctx, end, &open_file, path));
+    if (open_file)
+        return esa_fail(ctx, ESA_ERR_IO,
+                        "%.200s refers to an open file and cannot be replaced: give the name of "
+                        "the file itself",
+                        path);
     /* Never rename over a device node or a folder. */
     if (stat(end, &st) == 0 && !S_ISREG(st.st_mode))
         return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s and cannot be replaced by a file", path,
@@ -197,17 +155,6 @@ esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64
     return ESA_OK;
 }
 
-/* Makes the rename durable. Some file systems cannot sync a folder; the data is safe without it. */
-static void sync_folder(const esa_outfile *out)
-{
-    char *slash = strrchr(out->temp, '/');
-    if (slash) slash[slash == out->temp ? 1 : 0] = 0; /* temp is no longer needed */
-    const int fd = open(slash ? out->temp : ".", O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    (void)fsync(fd);
-    close(fd);
-}
-
 static esa_status flush_and_sync(esa_outfile *out)
 {
     ESA_TRY(flush(out));
@@ -234,7 +181,7 @@ esa_status esa_outfile_commit(esa_outfile *out)
         return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be renamed into place: %s", out->path,
                         strerror(reason));
     }
-    sync_folder(out);
+    esa_outpath_sync(out->path);
     return ESA_OK;
 }
 

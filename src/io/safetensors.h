@@ -10,6 +10,7 @@
 #include "base/engine.h"
 #include "ctx/ctx.h"
 #include "esa/esa_tensors.h"
+#include "io/mapfile.h"
 
 #define ESA_ST_MAX_HEADER INT64_C(100000000) /* limit of the reference implementation */
 #define ESA_ST_ALIGN      64                 /* alignment of the data in files we write */
@@ -33,7 +34,12 @@ struct esa_tensors {
     int64_t label_bytes;
     const uint8_t *bytes; /* the whole file */
     int64_t size;
-    int32_t mapped;      /* 1: bytes is our mmap */
+    esa_mapped file;     /* what bytes is, unless it is the caller's memory */
+    int32_t mapped;      /* 1: bytes is the file itself, which can change */
+    int fd;              /* of a mapped file while it is opened */
+    const uint8_t *head; /* the first `have` bytes while the file is opened; they cannot change */
+    int64_t have;
+    void *head_copy;     /* owned; NULL: head is bytes */
     int32_t blocks;      /* 1: a GGUF file (gguf.h) */
     const uint8_t *data; /* first byte after the header */
     char *strings;       /* names, keys and values, unescaped; owned */
@@ -61,20 +67,31 @@ typedef struct esa_quoted {
 } esa_quoted;
 ESA_ENGINE esa_quoted esa_quote(const char *name);
 
-/* Like the public calls. On failure *file is NULL. */
+/* Like the public calls. On failure *file is NULL. esa_st_open_weights maps the file whatever its
+ * size (mapfile.h). */
 ESA_ENGINE esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path);
+ESA_ENGINE esa_status esa_st_open_weights(esa_ctx *ctx, esa_tensors **file, const char *path);
 ESA_ENGINE esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
                                          int64_t size);
 ESA_ENGINE void esa_st_close(esa_tensors *file);
-/* Makes an empty object that can be closed. Copies label. */
-esa_status esa_st_make(esa_ctx *ctx, esa_tensors **file, const char *label);
 /* Sorts the names of entries and the keys of pairs for lookup (safetensors_read.c). Refuses a name
  * or key that appears twice. */
 esa_status esa_st_index(esa_tensors *file);
-/* Maps the file at path into an empty one; `kind` stands in the message about a file without bytes.
- */
-esa_status esa_st_map(esa_tensors *file, const char *path, const char *kind);
-/* Parses and checks file->bytes (safetensors_read.c). The rest of file is initialised and empty. */
+/* Opens the file at path, or bytes if path is NULL, with a parser; `kind` is its name in messages.
+ * weights: the file is mapped whatever its size. */
+typedef struct esa_st_source {
+    const char *path;
+    const void *bytes; /* [size] */
+    int64_t size;
+    const char *kind;
+    int32_t weights;
+    esa_status (*parse)(esa_tensors *file);
+} esa_st_source;
+esa_status esa_st_open_with(esa_ctx *ctx, esa_tensors **file, const esa_st_source *source);
+/* Makes head the first `most` bytes of the file, or all of a shorter one. Parsers call it. */
+esa_status esa_st_head(esa_tensors *file, int64_t most);
+/* Parses and checks a file by its head (safetensors_read.c). The rest of file is initialised and
+ * empty. */
 esa_status esa_st_parse(esa_tensors *file);
 ESA_ENGINE const esa_st_entry *esa_st_find(const esa_tensors *file,
                                            const char *name);                     /* NULL: none */

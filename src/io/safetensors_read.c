@@ -303,16 +303,17 @@ static const char *looks_like(const uint8_t *bytes, int64_t size)
 
 esa_status esa_st_parse(esa_tensors *file)
 {
-    const char *other = looks_like(file->bytes, file->size);
+    ESA_TRY(esa_st_head(file, 16));
+    const char *other = looks_like(file->head, file->have);
     if (file->size < 8 && !other)
         return esa_fail(file->ctx, ESA_ERR_FORMAT,
                         "%s: %lld bytes is too short for a safetensors file", file->label,
                         (long long)file->size);
     uint64_t length = 0;
     if (file->size >= 8)
-        for (int i = 7; i >= 0; i--) length = length << 8 | file->bytes[i];
+        for (int i = 7; i >= 0; i--) length = length << 8 | file->head[i];
     if (file->size < 8 || length > (uint64_t)ESA_ST_MAX_HEADER ||
-        (int64_t)length > file->size - 8 || length < 2 || file->bytes[8] != '{') {
+        (int64_t)length > file->size - 8 || length < 2 || file->head[8] != '{') {
         if (other)
             return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s is %s, expected a safetensors file",
                             file->label, other);
@@ -330,7 +331,8 @@ esa_status esa_st_parse(esa_tensors *file)
                         "%s: not a safetensors file: the header does not start with '{'",
                         file->label);
     }
-    const char *text = (const char *)file->bytes + 8;
+    ESA_TRY(esa_st_head(file, 8 + (int64_t)length));
+    const char *text = (const char *)file->head + 8;
     file->data = file->bytes + 8 + length;
     file->strings = esa_mem_alloc(&file->mem, (int64_t)length);
     if (!file->strings) return no_memory(file);

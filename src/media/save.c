@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/rng.h"
+#include "io/outpath.h"
 
 #define LONGEST 4000 /* bytes of a folder's path */
 
@@ -155,7 +156,9 @@ static esa_status save_pictures(esa_ctx *ctx, const esa_frames *frames, const ch
         name_folder(ctx, temp, folder);
         return status;
     }
-    return put_in_place(ctx, temp, folder);
+    ESA_TRY(put_in_place(ctx, temp, folder));
+    esa_outpath_sync(folder);
+    return ESA_OK;
 }
 
 static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char *path)

@@ -2,14 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/json_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#include "io/mapfile.h"
 #include "io/safetensors.h"
 
 static void set_label(esa_json_file *file, const char *label)
@@ -31,15 +29,71 @@ esa_status esa_json_fail(esa_json_file *file, esa_status status, const char *for
     return file->status;
 }
 
+/* The end of the number at `at`; *big = 1 if it is an integer that 64 bits cannot hold. */
+static const char *number_end(const char *at, const char *end, int *big)
+{
+    const int negative = *at == '-';
+    const uint64_t most = (uint64_t)INT64_MAX + (uint64_t)negative;
+    uint64_t n = 0;
+    *big = 0;
+    for (at += negative; at < end && *at >= '0' && *at <= '9'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (n > (most - digit) / 10)
+            *big = 1;
+        else
+            n = 10 * n + digit;
+    }
+    const char *const whole = at;
+    while (at < end && *at && strchr(".eE+-0123456789", *at)) at++;
+    if (at > whole) *big = 0; /* a real number */
+    return at;
+}
+
+/* Copies text to out and writes "e0" behind each integer that 64 bits cannot hold. Returns the
+ * length; out NULL: only that. */
+static int64_t widen(char *out, const char *text, int64_t bytes)
+{
+    const char *const end = text + bytes;
+    int64_t used = 0;
+    for (const char *at = text, *next; at < end; at = next) {
+        int big = 0;
+        next = at + 1;
+        if (*at == '"') {
+            while (next < end && *next != '"') next += *next == '\\' && end - next > 1 ? 2 : 1;
+            if (next < end) next++;
+        } else if (*at == '-' || (*at >= '0' && *at <= '9')) {
+            next = number_end(at, end, &big);
+        }
+        if (out) memcpy(out + used, at, (size_t)(next - at));
+        used += next - at;
+        if (out && big) memcpy(out + used, "e0", 2);
+        used += 2 * big;
+    }
+    return used;
+}
+
+/* Tokenizers write "no limit" as an integer of 31 digits, for which jansson refuses the file. Such
+ * numbers are read as reals, and only a reader that wants one of them as an integer refuses it. */
+static json_t *load_wide(esa_json_file *file, const char *text, int64_t bytes, json_error_t *error)
+{
+    const int64_t wide = widen(NULL, text, bytes);
+    char *copy = esa_mem_alloc(&file->ctx->mem, wide);
+    if (!copy) {
+        esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
+        return NULL;
+    }
+    widen(copy, text, bytes);
+    json_t *root = json_loadb(copy, (size_t)wide, JSON_REJECT_DUPLICATES, error);
+    esa_mem_free(&file->ctx->mem, copy, wide);
+    return root;
+}
+
 static esa_status parse(esa_json_file *file, const char *text, int64_t bytes)
 {
     json_error_t error;
     json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &error);
-    /* Tokenizers write "no limit" as an integer of 31 digits. Such a file is read with all numbers
-     * as reals. */
     if (!root && json_error_code(&error) == json_error_numeric_overflow)
-        root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL,
-                          &error);
+        root = load_wide(file, text, bytes, &error);
     if (!root)
         return esa_json_fail(file, ESA_ERR_FORMAT, "is not JSON, line %d: %s", error.line,
                              esa_quote(error.text).text);
@@ -59,42 +113,31 @@ esa_status esa_json_file_parse(esa_ctx *ctx, esa_json_file *file, const char *te
     return parse(file, text, bytes);
 }
 
-/* Reads the open file into *text, which holds *size bytes; the caller frees *text. */
-static esa_status read_text(esa_json_file *file, int fd, char **text, int64_t *size, int64_t *got)
+/* Reads and parses the open file of `size` bytes. */
+static esa_status read_open(esa_json_file *file, int fd, int64_t size)
 {
-    struct stat st;
-    if (fstat(fd, &st) != 0)
-        return esa_json_fail(file, ESA_ERR_IO, "cannot be examined: %s", strerror(errno));
-    if (!S_ISREG(st.st_mode)) return esa_json_fail(file, ESA_ERR_IO, "is not a regular file");
-    if (st.st_size > ESA_JSON_MAX_BYTES)
+    if (size > ESA_JSON_MAX_BYTES)
         return esa_json_fail(file, ESA_ERR_FORMAT, "has %lld bytes, expected at most %lld",
-                             (long long)st.st_size, (long long)ESA_JSON_MAX_BYTES);
-    *size = st.st_size;
-    *text = esa_mem_alloc(&file->ctx->mem, *size);
-    if (!*text) return esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
-    while (*got < *size) {
-        const ssize_t n = read(fd, *text + *got, (size_t)(*size - *got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return esa_json_fail(file, ESA_ERR_IO, "cannot be read: %s", strerror(errno));
-        if (n == 0) break; /* the file became shorter: the parser will report it */
-        *got += n;
-    }
-    return ESA_OK;
+                             (long long)size, (long long)ESA_JSON_MAX_BYTES);
+    char *text = esa_mem_alloc(&file->ctx->mem, size);
+    if (!text) return esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
+    file->status = esa_read_start(file->ctx, fd, text, size, file->label);
+    if (!file->status) parse(file, text, size);
+    esa_mem_free(&file->ctx->mem, text, size);
+    return file->status;
 }
 
 esa_status esa_json_file_open(esa_ctx *ctx, esa_json_file *file, const char *path)
 {
+    int fd;
+    int64_t size;
     *file = (esa_json_file){ .ctx = ctx };
     set_label(file, path);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return esa_json_fail(file, ESA_ERR_IO, "cannot be opened: %s", strerror(errno));
-    char *text = NULL;
-    int64_t size = 0, got = 0;
-    esa_status status = read_text(file, fd, &text, &size, &got);
+    file->status = esa_open_file(ctx, &fd, &size, path, file->label);
+    if (file->status) return file->status;
+    read_open(file, fd, size);
     close(fd);
-    if (!status) status = parse(file, text, got);
-    esa_mem_free(&ctx->mem, text, size);
-    return status;
+    return file->status;
 }
 
 void esa_json_file_close(esa_json_file *file)

@@ -25,7 +25,7 @@ static esa_status add_shard(esa_weights *w, const char *folder, const char *name
     char *path = NULL;
     int64_t bytes = 0;
     ESA_TRY(esa_path_join(w->ctx, &path, &bytes, folder, name));
-    const esa_status status = esa_st_open(w->ctx, &w->shard[w->shard_count], path);
+    const esa_status status = esa_st_open_weights(w->ctx, &w->shard[w->shard_count], path);
     if (!status) w->shard_count++;
     esa_mem_free(&w->ctx->mem, path, bytes);
     return status;
@@ -140,11 +140,15 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
 /* *gguf = 1 if the file begins like a GGUF file. */
 static esa_status look(esa_ctx *ctx, const char *path, int32_t *gguf)
 {
-    esa_mapped m;
-    ESA_TRY(esa_map_file(ctx, &m, path, path));
-    *gguf = esa_gguf_begins(m.bytes, m.size);
-    esa_unmap_file(&m);
-    return ESA_OK;
+    char start[4];
+    int64_t size;
+    int fd;
+    ESA_TRY(esa_open_file(ctx, &fd, &size, path, path));
+    size = esa_min64(size, (int64_t)sizeof start);
+    const esa_status status = esa_read_start(ctx, fd, start, size, path);
+    *gguf = !status && esa_gguf_begins(start, size);
+    close(fd);
+    return status;
 }
 
 esa_status esa_weights_open_file(esa_ctx *ctx, esa_weights **out, const char *path,
@@ -155,7 +159,7 @@ esa_status esa_weights_open_file(esa_ctx *ctx, esa_weights **out, const char *pa
     ESA_TRY(look(ctx, path, &gguf));
     ESA_TRY(make(ctx, out, part));
     const esa_status status = gguf ? esa_gguf_open(ctx, &(*out)->shard[0], path)
-                                   : esa_st_open(ctx, &(*out)->shard[0], path);
+                                   : esa_st_open_weights(ctx, &(*out)->shard[0], path);
     if (status) {
         esa_weights_free(*out);
         *out = NULL;

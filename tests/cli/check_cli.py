@@ -130,6 +130,24 @@ class Outputs(Base):
         self.assertEqual(code, 1)
         self.assertIn("loop", err)
 
+    def test_permissions_are_kept(self):
+        for mode in (0o600, 0o640):
+            os.chmod(self.put("private", "old"), mode)
+            self.works("doctor", "--json", "private")
+            self.assertEqual(os.stat(self.path("private")).st_mode & 0o7777, mode)
+
+    def test_links_that_may_be_a_trap(self):
+        """Another user's link in a sticky folder of everybody; only root can make one."""
+        os.chmod(self.dir, 0o1777)
+        self.put("target", "old")
+        os.symlink("target", self.path("link"))
+        if os.geteuid() == 0:
+            os.lchown(self.path("link"), 65534, 65534)
+            self.fails("doctor", "--json", "link", status=1, says=["link of another user"])
+            self.assertEqual(self.read("target"), b"old")
+        else:
+            self.works("doctor", "--json", "link")
+
     def test_standard_output_is_never_replaced(self):
         os.symlink("/proc/self/fd/1", self.path("stdout"))              # as /dev/stdout is, but ours to lose
         code, _, err = self.shell('"$ESA" doctor --json stdout > file')

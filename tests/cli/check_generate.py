@@ -506,6 +506,56 @@ class Videos(Base):
         self.works(*SMALL, "--prompt-embeds", "e", "--latents", "l", "--out", "c.y4m")
         self.assertNotEqual(self.read("a.y4m"), self.read("c.y4m"))
 
+    def test_pipes_and_devices(self):
+        """Every option that names a file to read refuses a pipe and a device, and waits for neither."""
+        os.mkfifo(self.path("pipe"))
+        for option in ("--masks", "--plan", "--prompt-embeds", "--latents", "--transformer", "--lora"):
+            for path, says in (("pipe", "not a regular file"), ("/dev/zero", "not a regular file")):
+                done = subprocess.run([ESA, "generate", *map(str, SMALL), "--out", "a.y4m", option, path], cwd=self.dir,
+                                      env=ENV, capture_output=True, text=True, timeout=60)
+                self.assertNotEqual(done.returncode, 0, option)
+                self.assertIn(says, done.stderr, option)
+                self.assertEqual(self.files(), ["pipe"])
+
+    def test_prompts_from_streams(self):
+        self.fails(*SMALL, "--out", "a.y4m", "--prompts", "/dev/zero", says=["16 MB", "not a file of prompts"])
+        done = subprocess.run([ESA, "generate", *map(str, SMALL), "--out", "a.y4m", "--prompts", "/dev/stdin"],
+                              cwd=self.dir, env=ENV, input="a cat\n", capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.files(), ["a.y4m"])
+
+    def test_waiting_for_prompts_can_be_ended(self):
+        """One signal ends a run that waits for a writer of its pipe, before or after it listens for signals."""
+        os.mkfifo(self.path("pipe"))
+        run = subprocess.Popen([ESA, "generate", *map(str, SMALL), "--out", "a.y4m", "--prompts", "pipe"],
+                               cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(run.kill)
+        time.sleep(2)
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertEqual(self.files(), ["pipe"])
+
+    def test_weights_that_become_shorter(self):
+        """A message and status 1, not a crash."""
+        model = self.path("model")
+        shutil.copytree(os.path.join(MODELS, "wan-tiny"), model)
+        weights = [os.path.join(model, "transformer", name) for name in os.listdir(os.path.join(model, "transformer"))
+                   if name.endswith(".safetensors")]
+        before = self.files()
+        run = subprocess.Popen([
+            ESA, "generate", "--model", model, "--hold", "file", "--frames", "9", "--height", "64", "--width", "64",
+            "--steps", "2000", "--out", "a.npy"
+        ], cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(run.kill)
+        self.assertIn("step 1/2000", run.stderr.readline())
+        for path in weights:
+            os.truncate(path, 1000)
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 1, err)
+        self.assertIn("became shorter", err.splitlines()[-1])
+        self.assertEqual(self.files(), before)
+
     def test_interrupt(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             run = subprocess.Popen([

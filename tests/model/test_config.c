@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/family.h"
+#include "model/json_file.h"
 
 static esa_ctx *ctx;
 static scratch dir;
@@ -260,13 +261,56 @@ static void cog(void **state)
            ESA_ERR_UNSUPPORTED, "timestep_spacing is other");
 }
 
+/* An integer that 64 bits cannot hold costs the file nothing else: only a reader that wants that
+ * number refuses it, and says what it is. */
+static void wide_integers(void **state)
+{
+    (void)state;
+    static const char *const values[] = { "1000000000000000019884624838656", "9223372036854775808",
+                                          "-9223372036854775809" };
+    char text[400];
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        esa_json_file f;
+        snprintf(text, sizeof text,
+                 "{\"a\": 4, \"wide\":%s, \"b\": -7, \"text\": \"%s \\\" %s\", \"real\": 1.5e3,\n"
+                 "\"list\":[%s, 3], \"most\": 9223372036854775807}",
+                 values[i], values[i], values[i], values[i]);
+        assert_int_equal(esa_json_file_open(ctx, &f, file(text)), ESA_OK);
+        assert_int_equal(esa_json_int(&f, "a", 0, 9, ESA_JSON_REQUIRED), 4);
+        assert_int_equal(esa_json_int(&f, "b", -9, 9, ESA_JSON_REQUIRED), -7);
+        assert_true(esa_json_int(&f, "most", 0, INT64_MAX, ESA_JSON_REQUIRED) == INT64_MAX);
+        assert_true(esa_json_real(&f, "real", 0, 1e4, (double)NAN) == 1500);
+        assert_int_equal(strncmp(esa_json_text(&f, "text", NULL), values[i], strlen(values[i])), 0);
+        assert_int_equal(json_integer_value(json_array_get(json_object_get(f.root, "list"), 1)), 3);
+        assert_int_equal(f.status, ESA_OK);
+        esa_json_int(&f, "wide", 1, 1024, ESA_JSON_REQUIRED);
+        expect(f.status, ESA_ERR_FORMAT, i ? "wide is" : "wide is 1");
+        expect(f.status, ESA_ERR_FORMAT,
+               i == 0 ? "e30, expected an integer from 1 to 1024"
+                      : "e18, expected an integer from 1 to 1024");
+        esa_json_file_close(&f);
+    }
+    /* Text that ends within a string or a number is refused as before. */
+    static const char *const cut[] = { "{\"wide\":99999999999999999999, \"a",
+                                       "{\"wide\":99999999999999999999",
+                                       "{\"wide\":99999999999999999999, \"a\\" };
+    for (size_t i = 0; i < 3; i++) {
+        esa_json_file f;
+        expect(esa_json_file_open(ctx, &f, file(cut[i])), ESA_ERR_FORMAT, "is not JSON");
+        esa_json_file_close(&f);
+    }
+}
+
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
     dir = scratch_make();
-    const struct CMUnitTest tests[] = { cmocka_unit_test(wan_tiny), cmocka_unit_test(transformer),
-                                        cmocka_unit_test(vae), cmocka_unit_test(cog),
-                                        cmocka_unit_test(scheduler_and_text) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(wan_tiny),
+                                        cmocka_unit_test(transformer),
+                                        cmocka_unit_test(vae),
+                                        cmocka_unit_test(cog),
+                                        cmocka_unit_test(scheduler_and_text),
+                                        cmocka_unit_test(wide_integers) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_remove(&dir);
     esa_ctx_free(ctx);

@@ -18,6 +18,7 @@ import torch
 
 from ..core import structs as T
 from ..core.context import shared_context
+from ..core.files import open_file
 from ..core.layout import Layout
 from ..core.mask import MaskFile, build_mask_file
 from . import K_BLOCK, Q_BLOCK
@@ -29,7 +30,7 @@ def is_original(path: str | os.PathLike[str]) -> bool:
     """True if a file is torch's (a zip archive or a pickle), by its first bytes. Ours are safetensors, whatever
     their name."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(4)
     except OSError:
         return False                # opening it next reports what is wrong

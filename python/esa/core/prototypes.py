@@ -119,6 +119,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_tensors_writer_data": (_STATUS, [_p, _p, _i64]),
     "esa_tensors_writer_finish": (_STATUS, [_p]),
     "esa_tensors_writer_free": (None, [_p]),
+    "esa_file_write": (_STATUS, [_p, _s, _p, _i64]),
 }
 
 LIBESA_VIDEO: dict[str, tuple[Any, list[Any]]] = {

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from ..core.files import read_text
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -52,7 +54,7 @@ def _in_hub_cache(hub: str) -> str | None:
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
     place = os.path.join(root, "models--" + hub.replace("/", "--"))
     try:
-        revision = pathlib.Path(place, "refs", "main").read_text().strip()
+        revision = read_text(os.path.join(place, "refs", "main")).strip()
     except OSError:
         return None
     folder = os.path.join(place, "snapshots", revision)
@@ -131,8 +133,7 @@ def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | No
     folder = find_model(name, download=download)
     gpu = torch.cuda.is_available() and (device is None or str(device).startswith("cuda"))
     dtype = torch_dtype if torch_dtype is not None else torch.bfloat16 if gpu else torch.float32
-    with open(os.path.join(folder, "model_index.json"), encoding="utf-8") as file:
-        index = json.load(file)
+    index = json.loads(read_text(os.path.join(folder, "model_index.json")))
     if index.get("_class_name") == "WanPipeline" and dtype != torch.float32 and "vae" not in more:
         from diffusers import AutoencoderKLWan
         more["vae"] = AutoencoderKLWan.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32,

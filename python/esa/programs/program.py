@@ -11,20 +11,21 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..compat import K_BLOCK, Q_BLOCK
 from ..core.config import EsaConfig
+from ..core.files import read_text, write_file
 from ..core.library import EsaError
 from ..core.structs import ORDERS, groups
 from .prompts import BUILT_IN, built_in
 
 BLOCK = (Q_BLOCK, K_BLOCK)          # of the programs that the original has
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LONGEST_PROMPTS = 1 << 24           # bytes of a file of prompts, as in cli/clip/prompts.c
 
 
 class Stop(Exception):
@@ -195,8 +196,11 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None:
         return [args.prompt]
     if args.prompts is not None:
-        with open(args.prompts, encoding="utf-8") as file:
-            lines = [line.strip() for line in file]
+        with open(args.prompts, "rb") as file:                     # may be a pipe
+            text = file.read(LONGEST_PROMPTS + 1)
+        if len(text) > LONGEST_PROMPTS:
+            raise Stop(f"'{args.prompts}' is longer than {LONGEST_PROMPTS >> 20} MB and is not a file of prompts")
+        lines = [line.strip() for line in text.decode("utf-8").splitlines()]
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise Stop(f"'{args.prompts}' holds no prompt")
@@ -331,20 +335,6 @@ def both(*callbacks: Callable[..., Any] | None) -> Callable[..., Any]:
 
 # ---------------------------------------------------------------- files
 
-@contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Gives a temporary name beside path; renamed at the end, removed after a failure. Folders are made."""
-    path = os.fspath(path)
-    make_folder(os.path.dirname(path) or ".")
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-
-
 def make_folder(folder: str) -> str:
     try:
         os.makedirs(folder, exist_ok=True)
@@ -365,14 +355,12 @@ def _plain(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_plain(value), file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    make_folder(os.path.dirname(os.fspath(path)) or ".")
+    write_file(path, (json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise Stop(f"'{os.fspath(path)}' is no JSON file ({error})") from None

@@ -12,14 +12,16 @@ struct esa_sp {
     sentencepiece::SentencePieceProcessor processor;
 };
 
-extern "C" int32_t esa_sp_open(esa_sp **sp, const char *path, char *why, size_t why_size)
+extern "C" int32_t esa_sp_open(esa_sp **sp, const void *bytes, size_t size, char *why,
+                               size_t why_size)
 {
     esa_sp *made = nullptr;
     *sp = nullptr;
     std::snprintf(why, why_size, "it could not be loaded");
     try {
         made = new esa_sp;
-        const auto status = made->processor.Load(path);
+        const auto status = made->processor.LoadFromSerializedProto(
+            { static_cast<const char *>(bytes), size });
         if (status.ok() && made->processor.GetPieceSize() > 0) {
             *sp = made;
             return 0;

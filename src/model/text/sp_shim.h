@@ -12,8 +12,9 @@ extern "C" {
 
 typedef struct esa_sp esa_sp;
 
-/* Returns 0, or -1 with the library's reason in why. */
-int32_t esa_sp_open(esa_sp **sp, const char *path, char *why, size_t why_size);
+/* Reads the bytes of a model's file and keeps none of them. Returns 0, or -1 with the library's
+ * reason in why. */
+int32_t esa_sp_open(esa_sp **sp, const void *bytes, size_t size, char *why, size_t why_size);
 void esa_sp_close(esa_sp *sp);
 int32_t esa_sp_size(const esa_sp *sp);                    /* pieces, ids are 0 .. size - 1 */
 int32_t esa_sp_find(const esa_sp *sp, const char *piece); /* id, or -1 */

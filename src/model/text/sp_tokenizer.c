@@ -1,10 +1,9 @@
 /* sp_tokenizer.c - see tokenizer.h: tokenizers with a SentencePiece vocabulary.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include "io/mapfile.h"
 #include "io/safetensors.h"
 #include "model/config.h"
 #include "model/json_file.h"
@@ -13,7 +12,6 @@
 #include "model/text/sp_shim.h"
 
 #define MAX_SPECIAL 4096 /* UMT5 has 304 */
-#define MAX_MODEL   (INT64_C(256) << 20)
 
 typedef struct special {
     char *text;
@@ -85,16 +83,15 @@ static int32_t special_id(const sp_tokenizer *t, const char *text)
 
 static esa_status open_model(sp_tokenizer *t, const char *path)
 {
-    struct stat st;
+    esa_mapped m;
     char why[200];
-    if (stat(path, &st) != 0)
-        return esa_fail(t->base.ctx, ESA_ERR_IO, "%s cannot be opened: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode) || st.st_size > MAX_MODEL)
-        return esa_fail(t->base.ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model", path);
-    if (esa_sp_open(&t->sp, path, why, sizeof why) != 0)
-        return esa_fail(t->base.ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model: %s", path,
-                        esa_quote(why).text);
-    return ESA_OK;
+    ESA_TRY(esa_map_file(t->base.ctx, &m, path, path));
+    const int32_t failed = !m.copy || esa_sp_open(&t->sp, m.copy, (size_t)m.size, why, sizeof why);
+    if (!m.copy) snprintf(why, sizeof why, "it has %lld bytes", (long long)m.size);
+    esa_unmap_file(&m);
+    if (!failed) return ESA_OK;
+    return esa_fail(t->base.ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model: %s", path,
+                    esa_quote(why).text);
 }
 
 static esa_status read_config(sp_tokenizer *t, const char *path)
