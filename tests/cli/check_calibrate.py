@@ -126,6 +126,58 @@ class Refusals(Base):
         self.assertEqual(self.files(), ["prompts"])
 
 
+    def contents(self):
+        """Every file with its bytes, and where links lead."""
+        return {name: os.readlink(self.path(name)) if os.path.islink(self.path(name)) else self.read(name)
+                for name in self.files() if not os.path.isdir(self.path(name))}
+
+    def test_foreign_entries(self):
+        """A folder with entries that calibrate did not write is refused by name, and stays as it is."""
+        run = ["calibrate", *SMALL, "--num-prompts", 1, "--output", "m"]
+        settings = '{"format": "esa.calibration"}'
+        for entries, says in (({"thesis.txt": "text"}, ["'thesis.txt', which"]),
+                              ({"b": "1", "a": "2", "c": "3"}, ["'a' and 2 more entries"]),
+                              ({".hidden": "1", "b/c": "2"}, ["'.hidden' and 1 more entry"]),
+                              ({"recording.0": "1"}, ["'recording.0', which"]),
+                              ({"masks": "1"}, ["'masks', which"]),
+                              ({"settings.json": '{"format": "another program"}', "recording.0": "1"},
+                               ["'recording.0' and 1 more entry"]),
+                              ({"settings.json": "no JSON"}, ["'settings.json', which"]),
+                              ({"settings.json": settings, "recording.0/x": "1"}, ["'recording.0/', which"]),
+                              ({"settings.json": settings, "recording.0.backup": "1"}, ["'recording.0.backup'"]),
+                              ({"lock": "of another program"}, ["'lock', which"])):
+            for name, text in entries.items():
+                self.put("m.part/" + name, text)
+            before = self.contents()
+            for more in ([], ["--restart"]):
+                self.fails(*run, *more, says=["'m.part'", "did not write", *says])
+                self.assertEqual(self.contents(), before)
+            shutil.rmtree(self.path("m.part"))
+        self.put("m.shard-0-of-1.recording.part/x", "1")
+        self.fails(*run, "--shard", "0/1", says=["'x', which"])
+
+    def test_foreign_entries_behind_links(self):
+        run = ["calibrate", *SMALL, "--num-prompts", 1, "--output", "m"]
+        self.put("elsewhere/thesis.txt", "text")
+        os.symlink("elsewhere", self.path("m.part"))
+        before = self.contents()
+        for more in ([], ["--restart"]):
+            self.fails(*run, *more, says=["'thesis.txt', which"])
+            self.assertEqual(self.contents(), before)
+        os.unlink(self.path("m.part"))
+        # links in the folder are foreign as well, and files are not made behind them
+        for name in ("recording.0", "settings.json", "masks"):
+            os.mkdir(self.path("m.part"))
+            os.symlink("../elsewhere/thesis.txt", self.path("m.part", name))
+            before = self.contents()
+            self.fails(*run, "--restart", says=[f"'{name}', which"])
+            self.assertEqual(self.contents(), before)
+            shutil.rmtree(self.path("m.part"))
+        os.mkdir(self.path("m.part"))
+        os.symlink("../elsewhere/new", self.path("m.part/lock"))
+        self.fails(*run, says=["m.part/lock"])
+
+
 class Calibrate(Base):
     def test_file(self):
         out = self.calibrate("masks/deep/x.safetensors", "--json", "c.json", "--threads", 1)
@@ -231,6 +283,21 @@ class Resume(Base):
             if name.startswith("transformer"):
                 self.fails(*small, says=["x.part", "other weights", "--restart"])
         self.works(*small, "--restart")
+
+    def test_foreign_entries(self):
+        """Beside the files of a run that is under way, too: then nothing of either is lost."""
+        self.begin("x")
+        self.put("x.part/notes", "text")
+        before = {name: self.read(name) for name in self.files() if name != "x.part"}
+        small = ["calibrate", *SMALL, "--output", "x", "--num-prompts", 3]
+        for more in ([], ["--restart"]):
+            self.fails(*small, *more, says=["'notes', which"])
+        self.assertEqual({name: self.read(name) for name in before}, before)
+        os.rename(self.path("x.part/notes"), self.path("notes"))
+        code, _, err = esa(*small, cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        self.assertIn("1 already recorded", err)
+        self.assertEqual(self.files(), ["notes", "x"])
 
     def test_goes_on(self):
         self.begin("x")
