@@ -125,6 +125,7 @@ static int wait_turn(const bench *b, int64_t round)
     fflush(stdout);
     do c = getchar();
     while (c != EOF && c != '\n');
+    if (clip_interrupted()) return CLIP_INTERRUPTED;
     return c == EOF ? cli_fail("%s: standard input ended before round %lld of %lld", what,
                                (long long)round + 1, (long long)b->rounds)
                     : CLI_OK;

@@ -183,8 +183,8 @@ int clip_check_masks(const clip_maker *maker, const clip_request *request);
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference,
                  const esa_frames *frames);
 
-/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind; a second
- * signal ends the process. */
+/* SIGINT, SIGTERM and SIGHUP end the work between two layers, or a call that waits for input, and
+ * leave nothing behind; a second signal ends the process. Those that are ignored stay ignored. */
 void clip_catch_signals(void);
 int clip_interrupted(void);
 /* Progress of esa_generate: user is a clip_watch. */

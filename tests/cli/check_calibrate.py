@@ -331,6 +331,37 @@ class Resume(Base):
             self.assertEqual((run.returncode, out), (130, ""))
             self.assertRegex(err.splitlines()[-1], "interrupted; [12] of 3 prompts are recorded in 'x.part'")
 
+    def test_ignored_signals(self):
+        """nohup, and shells for jobs in the background, start programs with signals ignored: they stay so."""
+        def ignore():
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+
+        for words, begun in ((["calibrate", *SMALL, "--num-prompts", 2, "--output", "x"], "prompt 1/2"),
+                             (["generate", *SMALL, "--out", "x.y4m"], "step 1/2")):
+            run = start(*words, cwd=self.dir, preexec_fn=ignore)
+            for line in run.stderr:
+                if begun in line:
+                    break
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                run.send_signal(number)
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, 0, err)
+        self.assertEqual(self.files(), ["x", "x.y4m"])
+
+    def test_hangup(self):
+        """Signals that are not ignored end it, SIGHUP like the others."""
+        for number in (signal.SIGHUP, signal.SIGINT):
+            run = start("generate", *SMALL, "--steps", 500, "--out", "x.y4m", cwd=self.dir)
+            for line in run.stderr:
+                if "step 1/" in line:
+                    break
+            run.send_signal(number)
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, 130, err)
+            self.assertIn("interrupted", err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
+
     def test_shards(self):
         """Shards, merged by the line that the command prints, are one run; so are the same shards in another order."""
         self.calibrate("one", "--budgets", "0.6,0.4", "--warmup", 0.3, prompts=3)
@@ -562,6 +593,17 @@ class Bench(Base):
         out, err = run.communicate("\n", timeout=60)
         self.assertEqual((run.returncode, out, self.files()), (1, "ready\n" * 2, []))
         self.assertIn("standard input ended before round 2 of 2", err)
+
+    def test_signal_while_it_waits(self):
+        """One signal is enough where the command waits for input."""
+        run = start("bench", "model", *SMALL, "--mode", "dense", "--rounds", 2, "--no-decode", "--turns",
+                    cwd=self.dir, stdin=subprocess.PIPE)
+        self.assertEqual(run.stdout.readline(), "ready\n")
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=60), 130)
+        out, err = run.communicate()
+        self.assertEqual(out, "")
+        self.assertTrue(err.splitlines()[-1].endswith("interrupted, nothing was written"), err)
 
     def test_video(self):
         """`esa bench video` with cached masks: a row per clip that names the mask file."""
