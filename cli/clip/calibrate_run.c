@@ -269,13 +269,19 @@ static int describe_shard(job *j)
     const int errors = o->method == CALIBRATE_ERROR;
     const cli_list *const amounts = errors ? &o->works : &o->budgets;
     char name[32];
-    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge "
-           "'%s'.shard-*-of-%d*.recording --out '%s' %s ",
+    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge ",
            j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count,
-           o->shard_count, o->output, o->shard_count, o->output, errors ? "--work" : "--budgets");
+           o->shard_count);
+    cli_put_word(stdout, o->output);
+    printf(".shard-*-of-%d.*recording --out ", o->shard_count);
+    cli_put_word(stdout, o->output);
+    printf(" %s ", errors ? "--work" : "--budgets");
     for (int i = 0; i < amounts->count; i++) printf("%s%g", i ? "," : "", amounts->real[i]);
     if (!errors) printf(" --importance %s", cli_name(name, "none|u8|f16", o->importance));
-    if (o->weights) printf(" --weights '%s'", o->weights);
+    if (o->weights) {
+        printf(" --weights ");
+        cli_put_word(stdout, o->weights);
+    }
     if (o->exact_rows >= 0) printf(" --exact-rows %d", (int)o->exact_rows);
     printf(" --warmup-frac %g --dense-first-layer %d%s", o->clip.p.session.warmup_frac,
            o->clip.p.session.dense_first_layer, o->store_dense ? " --store-dense" : "");

@@ -58,8 +58,6 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
 void experiment_free(experiment *e);
 /* Writes a budget as in names: "0.5" of b0.5. */
 void experiment_number(char out[32], double budget);
-/* Writes a word quoted for a shell. */
-void experiment_put_word(FILE *out, const char *word);
 
 /* ---------------------------------------------------------------- settings
  * (experiment_config.c) */

@@ -387,6 +387,20 @@ class Resume(Base):
         self.fails("calibrate", *SMALL, "--num-prompts", 5, "--output", "m/all", "--shard", "0/2",
                    says=["other settings"])
 
+    def test_names_of_shards(self):
+        """The printed command holds for names with quotes and blanks, and takes no shards of another number."""
+        name = "it's; a \"mask\" $(touch oops)"
+        for i, n in ((0, 2), (1, 2), (0, 20)):
+            out = self.works("calibrate", *SMALL, "--num-prompts", 2, "--budgets", 0.5, "--output", name, "--shard",
+                             f"{i}/{n}")
+            line = out.splitlines()[1].strip()
+            if n == 2:
+                merge = line
+        subprocess.run(["bash", "-c", shlex.quote(ESA) + merge[3:]], cwd=self.dir, env=ENV, check=True,
+                       stdout=subprocess.DEVNULL)
+        self.assertEqual(self.info(name)["prompts"], 2)
+        self.assertNotIn("oops", self.files())
+
     def test_many_prompts(self):
         """A recording's sums take 255 contributions: more prompts go into further ones."""
         lines = [f"a red ball number {i}\n" for i in range(3)]
