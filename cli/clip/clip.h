@@ -98,6 +98,9 @@ typedef struct clip_request {
 
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
 clip_request clip_request_default(void);
+/* The default of every command that makes videos: what was not given becomes method error at the
+ * work of preset balanced, or method entropy if a budget was given. method, budget: 1 if given. */
+void clip_use_defaults(clip_request *request, int method, int budget);
 /* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
 /* The request for the dense clip that others are compared with: in 16 bits, every step computed. */

@@ -589,6 +589,24 @@ class Bench(Base):
         schemas.check(self.path("s.json"), "bench-model")
         self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
 
+    def test_default(self):
+        """Without a method, a budget or a work it measures what `esa generate` makes without options."""
+        size = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2, *kit.ONE]
+        self.works("generate", *size, "--out", "a.y4m", "--json", "a.json")
+        video = json.loads(self.read("a.json"))["videos"][0]
+        for more, method, asked in (([], "error", 0.44), (["--method", "error"], "error", 0.44),
+                                    (["--preset", "fast"], "error", 0.3), (["--budgets", 0.5], "entropy", None)):
+            out = self.works("bench", "model", *size, "--rounds", 1, "--no-decode", "--json", "b.json", *more)
+            dense, row = json.loads(self.read("b.json"))["rows"]
+            self.assertEqual((dense["method"], row["method"], row["attention_work"]["asked"]), ("dense", method, asked))
+            self.assertIn("online " + method, out)
+            if asked == 0.44:
+                self.assertEqual(row["attention_work"], video["attention_work"])
+                self.assertEqual(row["round"][0]["layer_density"], video["layer_density"])
+        self.works("bench", "model", *size, "--rounds", 1, "--no-decode", "--json", "b.json", "--method", "entropy",
+                   "--skip-dense")
+        self.assertEqual([row["budget"] for row in json.loads(self.read("b.json"))["rows"]], [0.7, 0.5, 0.3])
+
     def test_turns(self):
         """Every round waits for its line, and input that ends too early ends the run without a result."""
         words = ["bench", "model", *SMALL, "--mode", "dense", "--rounds", 2, "--no-decode", "--turns", "--json",
