@@ -98,8 +98,8 @@ static esa_status gpu_repeat(const bench *b, const bench_row *r, int part, int64
 {
     esa_status status = esa_device_sync(r->ctx);
     const double start = cli_seconds();
-    for (int64_t i = 0; i < repeats && status == ESA_OK; i++) status = call(b, r, part);
-    if (status == ESA_OK) status = esa_device_sync(r->ctx);
+    for (int64_t i = 0; i < repeats && !status; i++) status = call(b, r, part);
+    if (!status) status = esa_device_sync(r->ctx);
     *seconds = (cli_seconds() - start) / (double)repeats;
     return status;
 }
@@ -111,19 +111,18 @@ static esa_status gpu_time(const bench *b, bench_row *r, int part, double *secon
     if (!r->repeats[part]) {
         r->repeats[part] = 1;
         status = gpu_repeat(b, r, part, 1, seconds); /* the first call grows the scratch */
-        if (status == ESA_OK) status = gpu_repeat(b, r, part, 3, seconds);
+        if (!status) status = gpu_repeat(b, r, part, 3, seconds);
         const double fill = GPU_SECONDS / *seconds;
-        if (status == ESA_OK && fill > 1)
-            r->repeats[part] = fill < 10000 ? (int64_t)fill + 1 : 10000;
+        if (!status && fill > 1) r->repeats[part] = fill < 10000 ? (int64_t)fill + 1 : 10000;
     }
-    return status == ESA_OK ? gpu_repeat(b, r, part, r->repeats[part], seconds) : status;
+    return !status ? gpu_repeat(b, r, part, r->repeats[part], seconds) : status;
 }
 
 /* The calls of a row, once. seconds[part] is NaN for calls it does not have. */
 static esa_status row_once(const bench *b, bench_row *r, double seconds[PARTS])
 {
     esa_status status = ESA_OK;
-    for (int part = 0; part < PARTS && status == ESA_OK; part++) {
+    for (int part = 0; part < PARTS && !status; part++) {
         seconds[part] = NAN;
         if (!has(r, part)) continue;
         if (b->device == ESA_DEVICE_CUDA) {
@@ -144,7 +143,7 @@ static int row_open(bench *b, bench_row *r)
     esa_attention_params attention = esa_attention_params_default();
     esa_select_params select = esa_select_params_default(r->selector);
     double ignored[PARTS];
-    if (cli_ctx_new(&r->ctx, b->threads) != CLI_OK) return CLI_FAILED;
+    if (cli_ctx_new(&r->ctx, b->threads)) return CLI_FAILED;
     shapes.dtype = r->dtype;
     shapes.device = b->device;
     shapes.B = b->shape.B;
@@ -170,19 +169,18 @@ static int row_open(bench *b, bench_row *r)
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
     esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select,
                                         &attention);
-    if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
-    if (status == ESA_OK && r->selector == ESA_SELECT_RANDOM && !r->dense)
-        status = call(b, r, SELECT);
+    if (!status && !r->dense) status = esa_mask_create(r->plan, &r->mask);
+    if (!status && r->selector == ESA_SELECT_RANDOM && !r->dense) status = call(b, r, SELECT);
     /* The first call grows the arena and touches its pages; it is not counted. */
-    if (status == ESA_OK) status = row_once(b, r, ignored);
-    if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+    if (!status) status = row_once(b, r, ignored);
+    if (status) return cli_fail_esa(r->ctx, status, "bench attention");
     r->density = 1.0;
     r->kernel = esa_plan_kernel(r->plan, r->mask, q, k, &b->v[r->dtype], &b->o[r->dtype]);
     if (r->mask) {
         esa_mask_info info;
         info.struct_size = sizeof info;
         status = esa_mask_get_info(r->mask, &info);
-        if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+        if (status) return cli_fail_esa(r->ctx, status, "bench attention");
         r->density = info.density;
     }
     int64_t held;
@@ -272,7 +270,7 @@ static double quick_flops(const bench *b)
     enum { N = 1024 };
     const int64_t H = 4, D = b->shape.D;
     esa_ctx *ctx;
-    if (cli_ctx_new(&ctx, b->threads) != CLI_OK) return NAN;
+    if (cli_ctx_new(&ctx, b->threads)) return NAN;
     esa_tensor t[4];
     double best = NAN;
     int ready = 1;
@@ -283,7 +281,7 @@ static double quick_flops(const bench *b)
     }
     for (int i = 0; ready && i < 3; i++) {
         const double start = cli_seconds();
-        if (esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL) != ESA_OK) break;
+        if (esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL)) break;
         const double speed = 4.0 * N * N * (double)(D * H) / (cli_seconds() - start);
         if (!(speed <= best)) best = speed;
     }
@@ -321,7 +319,7 @@ static int run_rounds(bench *b)
             double seconds[PARTS];
             const esa_status status = row_once(b, r, seconds);
             for (int part = 0; part < PARTS; part++) r->seconds[part][round] = seconds[part];
-            if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+            if (status) return cli_fail_esa(r->ctx, status, "bench attention");
         }
         cli_progress("round", round + 1, b->rounds);
     }

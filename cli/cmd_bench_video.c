@@ -203,9 +203,8 @@ static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t see
     FILE *file = rgb ? fopen(path, "rb") : NULL;
     const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
     if (file) fclose(file);
-    const int made = whole &&
-                     b->maker.video.frames_create(b->maker.ctx, frames, rgb, p->frames, p->height,
-                                                  p->width, b->maker.info.fps) == ESA_OK;
+    const int made = whole && !b->maker.video.frames_create(b->maker.ctx, frames, rgb, p->frames,
+                                                            p->height, p->width, b->maker.info.fps);
     free(rgb);
     return made;
 }
@@ -223,7 +222,7 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
     if (!status && b->dense_dir) {
         esa_frames_info info = { .struct_size = sizeof info };
         dense_path(b, path, sizeof path, prompt, seed);
-        if (b->maker.video.frames_get_info(*frames, &info) == ESA_OK)
+        if (!b->maker.video.frames_get_info(*frames, &info))
             status = cli_write_file(path, (const char *)info.rgb,
                                     (size_t)info.frames * (size_t)info.height * (size_t)info.width *
                                         3);

@@ -157,14 +157,14 @@ static int finish_masks(job *j)
     if (!status) {
         const esa_status built = esa_mask_file_build(j->maker.ctx, linked ? j->work.target : path,
                                                      names, (int32_t)j->size.recordings, &build);
-        if (built != ESA_OK) status = cli_fail_esa(j->maker.ctx, built, what);
+        if (built) status = cli_fail_esa(j->maker.ctx, built, what);
     }
     if (!status && !linked) status = move(path, j->work.target);
     if (!status && j->o->keep_recording) {
         snprintf(path, sizeof path, "%s.recording", j->work.target);
         const esa_status merged = esa_recording_merge(j->maker.ctx, path, names,
                                                       (int32_t)j->size.recordings);
-        if (merged != ESA_OK) status = cli_fail_esa(j->maker.ctx, merged, what);
+        if (merged) status = cli_fail_esa(j->maker.ctx, merged, what);
     }
     free(name);
     free(names);
@@ -181,7 +181,7 @@ static esa_status budget_means(esa_mask_file *file, const esa_mask_file_info *in
     memset(mean, 0, 3 * sizeof *mean);
     for (int32_t b = 0; b < info->branches; b++)
         for (int32_t l = 0; l < info->layers; l++)
-            for (int32_t t = 0; t < info->steps && status == ESA_OK; t++) {
+            for (int32_t t = 0; t < info->steps && !status; t++) {
                 if (!esa_mask_file_stored(file, l, t)) continue;
                 status = esa_mask_file_heads(file, heads, heads + info->H, heads + 2 * info->H, l,
                                              t, b, budget);
@@ -220,17 +220,17 @@ static int describe_masks(job *j)
     cli_json *json = cli_json_new();
     cli_table *table = cli_table_new(j->o->method == CALIBRATE_ERROR ? 4 : 3, 0);
     esa_status status = esa_mask_file_open(ctx, &file, j->work.target);
-    if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
+    if (!status) status = esa_mask_file_get_info(file, &info);
     json_result(j, &info, json);
     cli_json_open(json, j->o->method == CALIBRATE_ERROR ? "works" : "budgets", '[');
     const int errors = j->o->method == CALIBRATE_ERROR;
     cli_row(table, errors ? "work|counted|density|error removed" : "budget|density|kept mass");
     double mean[3] = { NAN, NAN, NAN };
-    for (int32_t b = 0; status == ESA_OK && b < info.budget_count; b++) {
+    for (int32_t b = 0; !status && b < info.budget_count; b++) {
         const double budget = info.budget_permille[b] / 1000.0;
         double work = NAN;
         status = budget_means(file, &info, budget, mean);
-        if (status == ESA_OK && errors) status = esa_mask_file_work(file, &work, budget);
+        if (!status && errors) status = esa_mask_file_work(file, &work, budget);
         if (errors)
             cli_row(table, "%g|%.4f|%.3f|%.1f %%", budget, work, mean[2], 100 * mean[1]);
         else
@@ -247,7 +247,7 @@ static int describe_masks(job *j)
     if (!errors) cli_json_real(json, "entropy", mean[0]);
     if (errors) cli_json_fields(json, "exact_rows %d", info.exact_rows);
     esa_mask_file_free(file);
-    if (status != ESA_OK) {
+    if (status) {
         cli_json_save(json, NULL);
         cli_table_print(table, stderr);
         return cli_fail_esa(ctx, status, what);

@@ -100,9 +100,9 @@ static int64_t prompts_of(esa_ctx *ctx, const char *path)
 {
     esa_tensors *file = NULL;
     const esa_status status = esa_tensors_open(ctx, &file, path);
-    const char *text = status == ESA_OK ? esa_tensors_metadata(file, "prompts") : NULL;
+    const char *text = !status ? esa_tensors_metadata(file, "prompts") : NULL;
     const int64_t prompts = text ? strtoll(text, NULL, 10) : -1;
-    if (status != ESA_OK)
+    if (status)
         cli_fail_esa(ctx, status, what);
     else if (prompts < 1)
         cli_fail("%s: '%s' is not a recording: start over with --restart", what, path);

@@ -126,7 +126,7 @@ static void embed_pictures(report_text *t, report_media *media, const char *root
 static int embed_mp4(report_text *t, report_media *media, const char *path, esa_frames_info *info)
 {
     *info = (esa_frames_info){ .struct_size = sizeof *info };
-    if (media->video.frames_peek(media->ctx, info, path, NULL) != ESA_OK || !info->frames ||
+    if (media->video.frames_peek(media->ctx, info, path, NULL) || !info->frames ||
         !info->plays_in_browsers)
         return 0;
     size_t size;
@@ -186,14 +186,14 @@ static void embed_frames(report_text *t, report_media *media, const esa_frames *
     esa_save_params save = media->video.save_params_default();
     save.codec = ESA_CODEC_H264;
     save.quality = 90;
-    if (media->video.frames_save(media->ctx, clip, mp4, &save) == ESA_OK &&
+    if (!media->video.frames_save(media->ctx, clip, mp4, &save) &&
         embed_mp4(t, media, mp4, &info)) {
         remove_scratch(folder, mp4, pictures);
         return;
     }
     info = (esa_frames_info){ .struct_size = sizeof info };
-    if (media->video.frames_get_info(clip, &info) == ESA_OK &&
-        media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
+    if (!media->video.frames_get_info(clip, &info) &&
+        !media->video.frames_save(media->ctx, clip, pictures, NULL)) {
         pictures[strlen(pictures) - 1] = 0;
         embed_pictures(t, media, folder, pictures, info.fps > 0 ? info.fps : PICTURES_FPS);
         media->as_pictures++;
@@ -207,13 +207,13 @@ static void embed_file(report_text *t, report_media *media, const char *path)
     esa_frames_info info;
     esa_frames *clip = NULL;
     if (!media->video.handle &&
-        !(cli_video_built() && cli_video_open(&media->video, REPORT_WHAT) == CLI_OK)) {
+        !(cli_video_built() && !cli_video_open(&media->video, REPORT_WHAT))) {
         leave_out(t, media, "'%s' needs the video engine, and this esa was built without it.",
                   path);
         return;
     }
     if (embed_mp4(t, media, path, &info)) return;
-    if (media->video.frames_load(media->ctx, &clip, path, NULL) == ESA_OK)
+    if (!media->video.frames_load(media->ctx, &clip, path, NULL))
         embed_frames(t, media, clip, path);
     else if (info.codec[0])
         leave_out(t, media, "'%s' is coded as %s, which browsers do not play: %s.", path,
