@@ -1,13 +1,15 @@
 /* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention next to sgemm.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the
- * table once, so that disturbances affect all of them. The table shows best and median over the
- * rounds. The FLOP of a row are 4 * pairs * D, where pairs counts the query-key pairs of the kept
- * blocks over all heads (4 Nq Nk D H when dense). Random masks are made before the rounds; the
- * other selectors are timed separately from attention, and so are adaptive orders. Every row has
- * its own ctx, so that its memory can be measured. On a GPU there is no sgemm. There, a time is the
- * mean over as many calls as fill GPU_SECONDS, because the clock can be read only when the GPU has
+ * Without options it measures the calls that `esa generate` makes without options: the error
+ * selector with the settings that the library recommends, at the works of the presets. One round
+ * runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the table
+ * once, so that disturbances affect all of them. The table shows best and median over the rounds.
+ * The FLOP of a row are 4 * pairs * D, where pairs counts the query-key pairs of the kept blocks
+ * over all heads (4 Nq Nk D H when dense). Random masks are made before the rounds; the other
+ * selectors are timed separately from attention, and so are adaptive orders. Every row has its own
+ * ctx, so that its memory can be measured. On a GPU there is no sgemm. There, a time is the mean
+ * over as many calls as fill GPU_SECONDS, because the clock can be read only when the GPU has
  * finished. */
 #include "core/data.h"
 #include "core/folders.h"
@@ -15,13 +17,15 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <esa/esa_session.h>
 
 enum { GEMM = 2048 };
 enum { ORDER, SELECT, ATTEND, PARTS }; /* the calls of a row, in this order */
 #define GPU_SECONDS 0.02
 
 typedef struct bench_row {
-    int dtype, selector, tail; /* ESA_*; dense rows: selector FULL */
+    int dtype, selector, tail, order; /* ESA_*; dense rows: selector FULL */
+    int32_t exact_rows;
     double asked, density;
     int dense;
     int64_t pairs, peak_bytes;
@@ -36,13 +40,14 @@ typedef struct bench_row {
 typedef struct bench {
     cli_shape shape;
     cli_list densities, selectors, tails, dtypes;
+    int own_tails;            /* 1: --tail was not given */
     esa_select_params select; /* common to all rows: blocks, groups, layout, seed, cdf_threshold */
     int64_t threads, rounds;
     int64_t samples, fine; /* 0: the selector's own */
-    int64_t exact_rows;
-    int eight;          /* 1: precision 8 */
-    int causal, device; /* ESA_DEVICE_* */
-    esa_ctx *gpu;       /* owns the tensors; NULL on the CPU */
+    int64_t exact_rows;    /* -1: the selector's own */
+    int eight;             /* 1: precision 8 */
+    int causal, device;    /* ESA_DEVICE_* */
+    esa_ctx *gpu;          /* owns the tensors; NULL on the CPU */
     esa_device_info gpu_info;
     esa_tensor q[3], k[3], v[3], o[3]; /* per dtype; data NULL if unused */
     bench_row *rows;
@@ -61,11 +66,11 @@ static void best_median(double *times, int64_t n, double *best, double *median)
 
 /* 1 if a call is part of the row. A random mask is given and dense needs none, so neither selects;
  * adaptive orders are made, other orders are given. */
-static int has(const bench *b, const bench_row *r, int part)
+static int has(const bench_row *r, int part)
 {
     if (part == ATTEND) return 1;
     if (r->dense || r->selector == ESA_SELECT_RANDOM) return 0;
-    return part == SELECT || b->select.layout.order == ESA_ORDER_ADAPTIVE;
+    return part == SELECT || r->order == ESA_ORDER_ADAPTIVE;
 }
 
 static double gemm_once(bench *b)
@@ -93,8 +98,8 @@ static esa_status gpu_repeat(const bench *b, const bench_row *r, int part, int64
 {
     esa_status status = esa_device_sync(r->ctx);
     const double start = cli_seconds();
-    for (int64_t i = 0; i < repeats && status == ESA_OK; i++) status = call(b, r, part);
-    if (status == ESA_OK) status = esa_device_sync(r->ctx);
+    for (int64_t i = 0; i < repeats && !status; i++) status = call(b, r, part);
+    if (!status) status = esa_device_sync(r->ctx);
     *seconds = (cli_seconds() - start) / (double)repeats;
     return status;
 }
@@ -106,21 +111,20 @@ static esa_status gpu_time(const bench *b, bench_row *r, int part, double *secon
     if (!r->repeats[part]) {
         r->repeats[part] = 1;
         status = gpu_repeat(b, r, part, 1, seconds); /* the first call grows the scratch */
-        if (status == ESA_OK) status = gpu_repeat(b, r, part, 3, seconds);
+        if (!status) status = gpu_repeat(b, r, part, 3, seconds);
         const double fill = GPU_SECONDS / *seconds;
-        if (status == ESA_OK && fill > 1)
-            r->repeats[part] = fill < 10000 ? (int64_t)fill + 1 : 10000;
+        if (!status && fill > 1) r->repeats[part] = fill < 10000 ? (int64_t)fill + 1 : 10000;
     }
-    return status == ESA_OK ? gpu_repeat(b, r, part, r->repeats[part], seconds) : status;
+    return !status ? gpu_repeat(b, r, part, r->repeats[part], seconds) : status;
 }
 
 /* The calls of a row, once. seconds[part] is NaN for calls it does not have. */
 static esa_status row_once(const bench *b, bench_row *r, double seconds[PARTS])
 {
     esa_status status = ESA_OK;
-    for (int part = 0; part < PARTS && status == ESA_OK; part++) {
+    for (int part = 0; part < PARTS && !status; part++) {
         seconds[part] = NAN;
-        if (!has(b, r, part)) continue;
+        if (!has(r, part)) continue;
         if (b->device == ESA_DEVICE_CUDA) {
             status = gpu_time(b, r, part, &seconds[part]);
         } else {
@@ -139,15 +143,15 @@ static int row_open(bench *b, bench_row *r)
     esa_attention_params attention = esa_attention_params_default();
     esa_select_params select = esa_select_params_default(r->selector);
     double ignored[PARTS];
-    if (cli_ctx_new(&r->ctx, b->threads) != CLI_OK) return CLI_FAILED;
+    if (cli_ctx_new(&r->ctx, b->threads)) return CLI_FAILED;
     shapes.dtype = r->dtype;
     shapes.device = b->device;
     shapes.B = b->shape.B;
     shapes.Hq = shapes.Hkv = b->shape.H;
     shapes.Nq = shapes.Nk = b->shape.N;
     shapes.D = b->shape.D;
-    attention.tail = r->dense ? ESA_TAIL_NONE : r->tail;
-    attention.exact_rows = r->dense ? 0 : (int32_t)b->exact_rows;
+    attention.tail = r->tail;
+    attention.exact_rows = r->exact_rows;
     attention.precision = b->eight ? 8 : 16;
     attention.causal = select.causal = b->causal;
     select.budget = r->asked;
@@ -156,6 +160,7 @@ static int row_open(bench *b, bench_row *r)
     select.cdf_threshold = b->select.cdf_threshold;
     select.seed = b->select.seed;
     select.layout = b->select.layout;
+    select.layout.order = r->order;
     select.tail = r->tail;
     select.group_q = b->select.group_q;
     select.group_k = b->select.group_k;
@@ -164,19 +169,18 @@ static int row_open(bench *b, bench_row *r)
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
     esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select,
                                         &attention);
-    if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
-    if (status == ESA_OK && r->selector == ESA_SELECT_RANDOM && !r->dense)
-        status = call(b, r, SELECT);
+    if (!status && !r->dense) status = esa_mask_create(r->plan, &r->mask);
+    if (!status && r->selector == ESA_SELECT_RANDOM && !r->dense) status = call(b, r, SELECT);
     /* The first call grows the arena and touches its pages; it is not counted. */
-    if (status == ESA_OK) status = row_once(b, r, ignored);
-    if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+    if (!status) status = row_once(b, r, ignored);
+    if (status) return cli_fail_esa(r->ctx, status, "bench attention");
     r->density = 1.0;
     r->kernel = esa_plan_kernel(r->plan, r->mask, q, k, &b->v[r->dtype], &b->o[r->dtype]);
     if (r->mask) {
         esa_mask_info info;
         info.struct_size = sizeof info;
         status = esa_mask_get_info(r->mask, &info);
-        if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+        if (status) return cli_fail_esa(r->ctx, status, "bench attention");
         r->density = info.density;
     }
     int64_t held;
@@ -187,6 +191,22 @@ static int row_open(bench *b, bench_row *r)
     r->pairs = measure_pairs(r->mask, q, k, b->causal, NULL);
     if (r->pairs < 0) return cli_fail("bench attention: out of memory");
     return CLI_OK;
+}
+
+/* What was not given: error has what the library recommends for a model run; the other selectors
+ * have no tail, no exact rows and their own order. */
+static void row_settings(const bench *b, bench_row *r, int tail)
+{
+    const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE,
+                                                                   ESA_SELECT_ERROR, b->shape.N);
+    const int errors = r->selector == ESA_SELECT_ERROR;
+    r->tail = r->dense ? ESA_TAIL_NONE : errors && b->own_tails ? best.attention.tail : tail;
+    r->order = errors && b->select.layout.order == ESA_ORDER_DEFAULT ? best.select.layout.order
+                                                                     : b->select.layout.order;
+    r->exact_rows = r->dense             ? 0
+                    : b->exact_rows >= 0 ? (int32_t)b->exact_rows
+                    : errors             ? best.attention.exact_rows
+                                         : 0;
 }
 
 /* Rows per dtype: one dense row if --density has 1, then densities x selectors x tails. */
@@ -205,7 +225,7 @@ static int rows_new(bench *b)
                     r->asked = b->densities.real[d];
                     r->dense = dense;
                     r->selector = dense ? ESA_SELECT_FULL : (int)b->selectors.whole[s];
-                    r->tail = dense ? ESA_TAIL_NONE : (int)b->tails.whole[tail];
+                    row_settings(b, r, (int)b->tails.whole[tail]);
                     for (int part = 0; part < PARTS; part++) {
                         r->seconds[part] = calloc((size_t)b->rounds, sizeof *r->seconds[part]);
                         if (!r->seconds[part]) return cli_fail("bench attention: out of memory");
@@ -250,7 +270,7 @@ static double quick_flops(const bench *b)
     enum { N = 1024 };
     const int64_t H = 4, D = b->shape.D;
     esa_ctx *ctx;
-    if (cli_ctx_new(&ctx, b->threads) != CLI_OK) return NAN;
+    if (cli_ctx_new(&ctx, b->threads)) return NAN;
     esa_tensor t[4];
     double best = NAN;
     int ready = 1;
@@ -261,7 +281,7 @@ static double quick_flops(const bench *b)
     }
     for (int i = 0; ready && i < 3; i++) {
         const double start = cli_seconds();
-        if (esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL) != ESA_OK) break;
+        if (esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL)) break;
         const double speed = 4.0 * N * N * (double)(D * H) / (cli_seconds() - start);
         if (!(speed <= best)) best = speed;
     }
@@ -299,7 +319,7 @@ static int run_rounds(bench *b)
             double seconds[PARTS];
             const esa_status status = row_once(b, r, seconds);
             for (int part = 0; part < PARTS; part++) r->seconds[part][round] = seconds[part];
-            if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+            if (status) return cli_fail_esa(r->ctx, status, "bench attention");
         }
         cli_progress("round", round + 1, b->rounds);
     }
@@ -311,11 +331,11 @@ static int run_rounds(bench *b)
 static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json, double gemm,
                        double dense)
 {
-    char dtype[32], selector[32], tail[32];
+    char dtype[32], selector[32], tail[32], by[32];
     double best, median, select = NAN, order = NAN, ignored;
     best_median(r->seconds[ATTEND], b->rounds, &best, &median);
-    if (has(b, r, SELECT)) best_median(r->seconds[SELECT], b->rounds, &select, &ignored);
-    if (has(b, r, ORDER)) best_median(r->seconds[ORDER], b->rounds, &order, &ignored);
+    if (has(r, SELECT)) best_median(r->seconds[SELECT], b->rounds, &select, &ignored);
+    if (has(r, ORDER)) best_median(r->seconds[ORDER], b->rounds, &order, &ignored);
     const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best,
                  faster = dense / best;
     const int digits = b->gpu ? 3 : 2;
@@ -330,11 +350,14 @@ static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json,
     cli_json_open(json, NULL, '{');
     cli_json_fields(
         json,
-        "shape %s dtype %s kernel %s precision %d selector %s tail %s density_asked %g density %g "
+        "shape %s dtype %s kernel %s precision %d selector %s tail %s order %s exact_rows %d "
+        "density_asked %g density %g "
         "seconds %g seconds_median %g gflops %g of_sgemm %g speedup_vs_dense %g "
         "select_seconds %g order_seconds %g peak_extra_bytes %ld",
-        b->shape.name, dtype, r->kernel, b->eight ? 8 : 16, selector, tail, r->asked, r->density,
-        best, median, gflops, gflops / gemm, faster, select, order, r->peak_bytes);
+        b->shape.name, dtype, r->kernel, b->eight ? 8 : 16, selector, tail,
+        r->dense || r->order == ESA_ORDER_DEFAULT ? NULL : cli_name(by, CLI_ORDERS, r->order),
+        r->exact_rows, r->asked, r->density, best, median, gflops, gflops / gemm, faster, select,
+        order, r->peak_bytes);
     cli_json_close(json);
 }
 
@@ -466,19 +489,32 @@ static int run(bench *b, const char *json_path, const char *command)
 
 int cmd_bench_attention(int argc, char **argv)
 {
-    bench b = { .densities = { 4, { 1, 0.5, 0.2, 0.1 }, { 0 } },
-                .selectors = { 1, { 0 }, { ESA_SELECT_RANDOM } },
+    const cli_list works = cli_preset_works();
+    bench b = { .densities = { 1, { 1 }, { 0 } },
+                .selectors = { 1, { 0 }, { ESA_SELECT_ERROR } },
                 .tails = { 1, { 0 }, { 0 } },
                 .dtypes = { 1, { 0 }, { ESA_DTYPE_F32 } },
                 .select = esa_select_params_default(ESA_SELECT_RANDOM),
+                .exact_rows = -1,
                 .rounds = 15 };
     cli_list grid = { 0 }, window = { 0 };
     b.select.seed = 1;
     const char *shape = "1,4,4096,128", *block = NULL, *groups = NULL, *json_path = NULL;
     int32_t front = -1, back = -1;
     int done;
-    char names[512], command[1024] = "esa bench attention", about[640];
+    char names[512], command[1024] = "esa bench attention", about[640], densities[256];
     cli_shape_list(names, sizeof names);
+    const int selectors = cli_given(argc, argv, "--selector");
+    b.own_tails = !cli_given(argc, argv, "--tail");
+    int used = snprintf(
+        densities, sizeof densities,
+        "fractions of key blocks to keep; 1 is dense, the baseline; error with tail "
+        "levels: the cost of blocks and means together (1");
+    for (int i = 0; i < works.count; i++) {
+        b.densities.real[b.densities.count++] = works.real[i];
+        used += snprintf(densities + used, sizeof densities - (size_t)used, ",%g", works.real[i]);
+    }
+    snprintf(densities + used, sizeof densities - (size_t)used, ", as the presets)");
     snprintf(about, sizeof about,
              "Times dense and block-sparse attention, on the CPU together with sgemm.\n"
              "Shapes by name: %s.",
@@ -488,14 +524,15 @@ int cmd_bench_attention(int argc, char **argv)
           "a model's attention call, or any shape (1,4,4096,128)" },
         { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0,
           "cuda: GPU 0, through libesa_cuda (cpu)" },
-        { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0,
-          "fractions of key blocks to keep; 1 is dense, the baseline; error with tail levels: the "
-          "cost of blocks and means together (1,0.5,0.2,0.1)" },
+        { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, densities },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
-          "one or more, with commas; making random masks is not timed (random)" },
-        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
+          "one or more, with commas; making random masks is not timed (error; with --causal: "
+          "random)" },
+        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
+          "one or more, with commas (none; error: levels)" },
         { "--exact-rows", CLI_INT, &b.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
-          "queries per query block that are computed exactly and correct the others (0)" },
+          "queries per query block that are computed exactly and correct the others (0; error: "
+          "2)" },
         { "--precision", CLI_CHOICE, &b.eight, "16|8", 0, 0, 0,
           "bits of the two products; the kernel's name says what ran (16)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,
@@ -512,7 +549,8 @@ int cmd_bench_attention(int argc, char **argv)
         { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,
-          "token order; adaptive is for error, and its making is timed (the selector's own)" },
+          "token order; adaptive is for error, and its making is timed (the selector's own; error: "
+          "adaptive)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3,
           "video tokens: frames, height, width (the shape's)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
@@ -537,6 +575,7 @@ int cmd_bench_attention(int argc, char **argv)
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
                              &done);
     if (status || done) return status;
+    if (!selectors && b.causal) b.selectors.whole[0] = ESA_SELECT_RANDOM;
     status = cli_shape_parse(&b.shape, shape);
     if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
     if (!status && groups) status = read_groups(&b, groups);

@@ -2,7 +2,8 @@
  * dense, online and cached.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One row per mode and budget. Each round runs all rows once, so that a slower machine slows all of
+ * Without options it measures what `esa generate` makes without options. One row per mode and
+ * budget; a work has one row. Each round runs all rows once, so that a slower machine slows all of
  * them. The table shows the median over rounds and the spread; the JSON holds every step of every
  * round. */
 #include "clip/clip.h"
@@ -26,7 +27,7 @@ typedef struct bench {
     clip_request base;
     cli_list modes, budgets;
     int64_t rounds;
-    int method; /* online: index into ONLINE_METHODS */
+    int method; /* online: METHOD_* */
     int skip_dense, no_decode, turns;
     const char *json;
     row *row;
@@ -87,10 +88,9 @@ static void request_of(const bench *b, clip_request *r, const row *w)
 {
     *r = b->base;
     r->p.session.select.budget = w->budget;
-    r->method = w->mode == MODE_DENSE                        ? METHOD_DENSE
-                : w->mode == MODE_CACHED                     ? METHOD_CACHED
-                : b->method < METHOD_CACHED - METHOD_ENTROPY ? METHOD_ENTROPY + b->method
-                                                             : METHOD_ERROR;
+    r->method = w->mode == MODE_DENSE    ? METHOD_DENSE
+                : w->mode == MODE_CACHED ? METHOD_CACHED
+                                         : b->method;
     if (w->mode != MODE_CACHED) r->p.masks = NULL;
 }
 
@@ -102,7 +102,13 @@ static void name_of(const bench *b, char out[48], const row *w)
     else if (w->mode == MODE_CACHED)
         snprintf(out, 48, "cached");
     else
-        snprintf(out, 48, "online %s", cli_name(method, ONLINE_METHODS, b->method));
+        snprintf(out, 48, "online %s", cli_name(method, METHODS, b->method));
+}
+
+/* NaN: dense, or a work decides. */
+static double budget_of(const bench *b, const row *w)
+{
+    return w->mode == MODE_DENSE || clip_wants_work(&b->base) ? (double)NAN : w->budget;
 }
 
 /* One dense step that is not counted: it reads weights, grows memory and loads the text encoder. */
@@ -125,6 +131,7 @@ static int wait_turn(const bench *b, int64_t round)
     fflush(stdout);
     do c = getchar();
     while (c != EOF && c != '\n');
+    if (clip_interrupted()) return CLIP_INTERRUPTED;
     return c == EOF ? cli_fail("%s: standard input ended before round %lld of %lld", what,
                                (long long)round + 1, (long long)b->rounds)
                     : CLI_OK;
@@ -177,8 +184,8 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
     for (int i = 0; i < b->rows; i++) {
         char name[48];
         name_of(b, name, &b->row[i]);
-        const double budget = b->row[i].mode == MODE_DENSE ? (double)NAN : b->row[i].budget;
-        cli_row(t, "%s|%g|%.3f", name, budget, clip_density(&b->row[i].record[0]));
+        cli_row(t, "%s|%g|%.3f", name, budget_of(b, &b->row[i]),
+                clip_density(&b->row[i].record[0]));
         cells(t, dense, figures[i], STEP_SPARSE);
         cli_row(t, "%.2f ms|%.1f ms", 1e3 * figures[i][SELECT_STEP].median,
                 1e3 * figures[i][ATTENTION_STEP].median);
@@ -205,7 +212,7 @@ static void print_work(const bench *b)
         const double *w = r->stats.work_seconds, ms = 1e3 / r->steps;
         char name[48];
         name_of(b, name, &b->row[i]);
-        cli_row(t, "%s|%g|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f", name, b->row[i].budget,
+        cli_row(t, "%s|%g|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f", name, budget_of(b, &b->row[i]),
                 ms * r->stats.denoise_seconds, ms * w[ESA_WORK_PRODUCTS],
                 ms * w[ESA_WORK_ATTENTION], ms * w[ESA_WORK_SELECTION], ms * w[ESA_WORK_CROSS],
                 ms * w[ESA_WORK_CONVOLUTIONS], ms * w[ESA_WORK_OTHER]);
@@ -246,7 +253,7 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
                         cli_name(name, "online|cached|dense", w->mode),
                         w->mode == MODE_DENSE    ? "dense"
                         : w->mode == MODE_CACHED ? "cached"
-                                                 : cli_name(method, ONLINE_METHODS, b->method),
+                                                 : cli_name(method, METHODS, b->method),
                         w->mode == MODE_DENSE ? 1 : w->budget, clip_density(&w->record[0]),
                         w->record[0].warmup);
         const esa_session_stats *t = &w->record[0].stats.session;
@@ -328,14 +335,15 @@ int cmd_bench_model(int argc, char **argv)
     cli_option table[CLIP_MAX_OPTIONS];
     const int budgets = cli_given(argc, argv, "--budgets"),
               method = cli_given(argc, argv, "--method");
-    int done, cached = 0;
+    int done, cached = 0, online = 0;
     const cli_option own[] = {
         { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0,
           "one or more, with commas (online, and cached with --masks)" },
         { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
-          "fractions of key blocks to keep (0.7,0.5,0.3)" },
-        { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0,
-          "selector of mode online (entropy)" },
+          "fractions of key blocks to keep (mode cached, and methods other than error: "
+          "0.7,0.5,0.3; error has --preset balanced instead)" },
+        { "--method", CLI_CHOICE, &online, ONLINE_METHODS, 0, 0, 0,
+          "selector of mode online (error; with --budgets or mode cached: entropy)" },
         { "--masks", CLI_TEXT, &b.base.p.masks, "FILE", 0, 0, 0,
           "mask file of mode cached; steps of the run use the nearest steps of the file" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0,
@@ -365,13 +373,8 @@ int cmd_bench_model(int argc, char **argv)
         clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv,
         NULL, &done);
     if (status || done) return status;
-    if (clip_wants_work(&b.base)) { /* one row: the work decides */
-        if (budgets)
-            return cli_usage("bench model: --budgets and --work say the same thing; give one");
-        if (!method) b.method = METHOD_CACHED - METHOD_ENTROPY; /* error */
-        b.budgets = (cli_list){ 1, { b.base.p.session.select.budget }, { 0 } };
-        b.base.method = METHOD_ERROR;
-    }
+    if (clip_wants_work(&b.base) && budgets)
+        return cli_usage("bench model: --budgets and --work say the same thing; give one");
     if (!b.modes.count)
         b.modes = (cli_list){ b.base.p.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
     int others = 0;
@@ -384,6 +387,14 @@ int cmd_bench_model(int argc, char **argv)
     if (!cached && b.base.p.masks) return cli_usage("bench model: --masks needs --mode cached");
     if (b.skip_dense && !others)
         return cli_usage("bench model: --skip-dense contradicts --mode dense");
+    if (method)
+        b.base.method = online < METHOD_CACHED - METHOD_ENTROPY ? METHOD_ENTROPY + online
+                                                                : METHOD_ERROR;
+    /* cached masks are compared with a selector at the same budgets */
+    clip_use_defaults(&b.base, method, budgets || (cached && !clip_wants_work(&b.base)));
+    b.method = b.base.method;
+    if (clip_wants_work(&b.base)) /* one row: the work decides */
+        b.budgets = (cli_list){ 1, { b.base.p.session.select.budget }, { 0 } };
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
     b.base.p.session.step_map = ESA_STEP_MAP_NEAREST;
     b.base.p.decode = !b.no_decode;

@@ -38,9 +38,9 @@ static esa_status make_mask(quality *u, mask_case *m, int tail)
     esa_status status = esa_select_qkv(u->c.ctx, &m->mask, &u->c.q, &u->c.k, &u->c.v, &select);
     /* Every 5th query of the ordered sequence: 5 is prime to block sizes and tile widths, so every
      * place of a block is sampled. */
-    if (status == ESA_OK)
+    if (!status)
         status = esa_mask_mass(u->c.ctx, m->mass, m->mask, &u->c.q, &u->c.k, &attention, 5);
-    if (status == ESA_OK && measure_pairs(m->mask, &u->c.q, &u->c.k, 0, m->pairs) < 0)
+    if (!status && measure_pairs(m->mask, &u->c.q, &u->c.k, 0, m->pairs) < 0)
         status = ESA_ERR_MEMORY;
     return status;
 }
@@ -52,13 +52,13 @@ static int run_mask(quality *u, FILE *csv, int selector, int order, double densi
     mask_case m = { .selector = selector, .order = order, .density = density };
     esa_attention_params attention = esa_attention_params_default();
     esa_status status = ESA_OK;
-    for (int t = 0; status == ESA_OK && t < u->tails.count; t++) {
+    for (int t = 0; !status && t < u->tails.count; t++) {
         attention.tail = (int32_t)u->tails.whole[t];
         if (!m.mask || selector == ESA_SELECT_ERROR) status = make_mask(u, &m, attention.tail);
-        if (status == ESA_OK)
+        if (!status)
             status = esa_attention(u->c.ctx, &u->c.q, &u->c.k, &u->c.v, &u->c.o, m.mask,
                                    &attention);
-        for (int h = 0; status == ESA_OK && h < SYNTH_KINDS; h++)
+        for (int h = 0; !status && h < SYNTH_KINDS; h++)
             fprintf(csv, "%s,%s,%s,%.2f,%.4f,%s,%.4f,%.4f\n", cli_name(names[0], SYNTH_NAMES, h),
                     cli_name(names[1], CLI_SELECTORS, selector),
                     cli_name(names[2], CLI_ORDERS, order), density,
@@ -76,7 +76,7 @@ static int run_all(quality *u, FILE *csv)
     int64_t done = 0;
     const esa_status status = esa_attention(u->c.ctx, &u->c.q, &u->c.k, &u->c.v, &u->c.ref, NULL,
                                             NULL);
-    if (status != ESA_OK) return cli_fail_esa(u->c.ctx, status, "bench quality");
+    if (status) return cli_fail_esa(u->c.ctx, status, "bench quality");
     fprintf(csv, "head,selector,order,density_asked,density,tail,kept_mass,output_error\n");
     for (int s = 0; s < u->selectors.count; s++)
         for (int o = 0; o < u->orders.count; o++)

@@ -24,14 +24,14 @@ static const char header[] = COLUMNS ",attention_work\n";
 static const char first_columns[] = COLUMNS "\n"; /* of files from before work was counted */
 
 enum { KEY_SIZE = 384 };
-enum { UNIT_BUDGET, UNIT_WORK, UNIT_QUALITY };
+enum { UNIT_BUDGET, UNIT_WORK, UNIT_QUALITY, UNIT_PRESET };
 
 typedef struct bench {
     clip_maker maker;
     cli_prompts prompts;
     cli_list seeds, methods, budgets, tails;
     int own_tails;     /* 1: --tail was not given; error has its own tail, not tails */
-    int unit;          /* UNIT_*: what budgets are */
+    int unit;          /* UNIT_*: what budgets are; PRESET: the work of base's preset */
     clip_request base; /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
     char *csv; /* text of the file, ends with a 0 */
@@ -204,9 +204,8 @@ static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t see
     FILE *file = fd < 0 ? NULL : fdopen(fd, "rb");
     const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
     if (file) fclose(file);
-    const int made = whole &&
-                     b->maker.video.frames_create(b->maker.ctx, frames, rgb, p->frames, p->height,
-                                                  p->width, b->maker.info.fps) == ESA_OK;
+    const int made = whole && !b->maker.video.frames_create(b->maker.ctx, frames, rgb, p->frames,
+                                                            p->height, p->width, b->maker.info.fps);
     free(rgb);
     return made;
 }
@@ -224,7 +223,7 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
     if (!status && b->dense_dir) {
         esa_frames_info info = { .struct_size = sizeof info };
         dense_path(b, path, sizeof path, prompt, seed);
-        if (b->maker.video.frames_get_info(*frames, &info) == ESA_OK)
+        if (!b->maker.video.frames_get_info(*frames, &info))
             status = cli_write_file(path, (const char *)info.rgb,
                                     (size_t)info.frames * (size_t)info.height * (size_t)info.width *
                                         3);
@@ -281,7 +280,7 @@ static void set_amount(const bench *b, clip_request *q, double amount)
         q->p.quality = amount;
     else if (b->unit == UNIT_WORK)
         q->p.session.work = amount;
-    else
+    else if (b->unit == UNIT_BUDGET)
         q->p.session.select.budget = amount;
 }
 
@@ -462,9 +461,10 @@ int cmd_bench_video(int argc, char **argv)
           "use the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached|error", 0, 0, 0,
-          "one or more, with commas (entropy,rf_v2,ada_bsa; with --work or --quality: error)" },
+          "one or more, with commas (error; with --budget: entropy,rf_v2,ada_bsa)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
-          "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
+          "fractions of key blocks to keep (methods other than error: 0.7,0.5,0.3,0.2; error alone "
+          "has the work of preset balanced)" },
         { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
           "instead of --budget: works of whole clips; the table names them \"work 0.44\"; cached: "
           "the largest work in the mask file that is not above it (not given)" },
@@ -507,7 +507,17 @@ int cmd_bench_video(int argc, char **argv)
         b.budgets = works.count ? works : qualities;
         b.unit = works.count ? UNIT_WORK : UNIT_QUALITY;
     }
-    if (b.unit && !methods) b.methods = (cli_list){ 1, { 0 }, { METHOD_ERROR - 1 } };
+    /* without options: what `esa generate` makes without options */
+    clip_request usual = b.base;
+    if (methods && b.methods.count == 1) usual.method = (int)b.methods.whole[0] + 1;
+    clip_use_defaults(&usual, methods, budgets);
+    if (!methods && !budgets) b.methods = (cli_list){ 1, { 0 }, { usual.method - 1 } };
+    if (!b.unit && usual.preset >= 0) {
+        b.unit = UNIT_PRESET;
+        b.base.method = usual.method;
+        b.base.preset = usual.preset;
+        b.budgets = (cli_list){ 1, { esa_preset_work(usual.preset) }, { 0 } };
+    }
     int cached = 0, errors = 0;
     for (int i = 0; i < b.methods.count; i++) {
         cached |= b.methods.whole[i] + 1 == METHOD_CACHED;

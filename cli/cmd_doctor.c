@@ -75,7 +75,7 @@ static esa_status fetch(esa_ctx *ctx, esa_tensor *out, const esa_tensor *o)
     /* Into the upper half of out: widening from the front never overwrites what is still needed. */
     uint16_t *half = (uint16_t *)out->data + n;
     const esa_status status = esa_device_download(ctx, half, o->data, n * 2);
-    for (int64_t i = 0; i < n && status == ESA_OK; i++) {
+    for (int64_t i = 0; i < n && !status; i++) {
         const uint32_t bits = (uint32_t)half[i] << 16;
         memcpy((char *)out->data + i * 4, &bits, 4);
     }
@@ -125,9 +125,9 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
     esa_status status = ESA_OK;
     double worst = 0;
     memset(x, 0, sizeof x);
-    for (int i = 0; i < 4 && status == ESA_OK; i++)
+    for (int i = 0; i < 4 && !status; i++)
         if (!operand_new(&x[i], ctx, device, dtype, dim, i)) status = ESA_ERR_MEMORY;
-    if (status == ESA_OK && !*want) *want = plain_attention(&x[0].f32, &x[1].f32, &x[2].f32);
+    if (!status && !*want) *want = plain_attention(&x[0].f32, &x[1].f32, &x[2].f32);
     if (!*want) status = ESA_ERR_MEMORY;
     esa_shapes shapes = esa_shapes_default();
     shapes.dtype = dtype;
@@ -139,21 +139,21 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
     const esa_select_params full = esa_select_params_default(ESA_SELECT_FULL);
     const esa_tensor *q = &x[0].given, *k = &x[1].given, *v = &x[2].given;
     esa_tensor *o = &x[3].given;
-    if (status == ESA_OK) status = esa_plan_create(ctx, &plan, &shapes, &full, NULL);
-    if (status == ESA_OK) status = esa_mask_create(plan, &mask);
-    if (status == ESA_OK) status = esa_plan_select(plan, mask, q, k, NULL);
-    for (int sparse = 0; sparse < 2 && status == ESA_OK; sparse++) {
+    if (!status) status = esa_plan_create(ctx, &plan, &shapes, &full, NULL);
+    if (!status) status = esa_mask_create(plan, &mask);
+    if (!status) status = esa_plan_select(plan, mask, q, k, NULL);
+    for (int sparse = 0; sparse < 2 && !status; sparse++) {
         *kernel = esa_plan_kernel(plan, sparse ? mask : NULL, q, k, v, o);
         status = esa_plan_attention(plan, sparse ? mask : NULL, q, k, v, o, NULL, NULL);
-        if (status == ESA_OK && device != ESA_DEVICE_CPU) status = fetch(ctx, &x[3].f32, o);
-        if (status != ESA_OK) break;
+        if (!status && device != ESA_DEVICE_CPU) status = fetch(ctx, &x[3].f32, o);
+        if (status) break;
         const double error = check_error(*want, &x[3].f32);
         if (!(error <= worst)) worst = error;
     }
     esa_mask_free(mask);
     esa_plan_free(plan);
     for (int i = 0; i < 4; i++) operand_free(&x[i], ctx);
-    return status == ESA_OK ? worst : (double)NAN;
+    return status ? (double)NAN : worst;
 }
 
 /* ---------------------------------------------------------------- GPUs */
@@ -163,7 +163,7 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
 static void library_report(cli_json *json, esa_ctx *ctx)
 {
     char name[1200];
-    const int found = esa_device_library(ctx, name, (int32_t)sizeof name) == ESA_OK;
+    const int found = !esa_device_library(ctx, name, (int32_t)sizeof name);
     printf("cublasLt  %s%s\n", found ? "" : "not in use: ", found ? name : esa_ctx_error(ctx));
     cli_json_text(json, "cublaslt", found ? name : esa_ctx_error(ctx));
 }
@@ -207,14 +207,11 @@ static int gpus_report(cli_json *json, esa_ctx *ctx)
     int32_t count = 0;
     int status = CLI_OK;
     const esa_status counted = esa_device_count(ctx, &count);
-    if (counted != ESA_OK)
+    if (counted)
         printf("cuda      not in use: %s\n", esa_ctx_error(ctx));
     else if (count == 0)
         printf("cuda      not in use: this machine has no GPU\n");
-    cli_json_text(json, "cuda",
-                  counted != ESA_OK ? esa_ctx_error(ctx)
-                  : count           ? "in use"
-                                    : "no GPU");
+    cli_json_text(json, "cuda", counted ? esa_ctx_error(ctx) : count ? "in use" : "no GPU");
     cli_json_open(json, "gpus", '[');
     for (int32_t i = 0; i < count; i++) {
         const int failed = gpu_report(json, i);
@@ -254,7 +251,7 @@ static int kernel_sets_report(cli_json *json, int64_t threads)
         esa_ctx *ctx;
         const char *kernel, *name = levels[i].name;
         params.cpu_level = levels[i].level;
-        const int have = esa_ctx_create(&ctx, &params) == ESA_OK;
+        const int have = !esa_ctx_create(&ctx, &params);
         cli_json_open(json, NULL, '{');
         cli_json_fields(json, "name %s available %i", name, have);
         if (have) {

@@ -92,24 +92,6 @@ static int agree(experiment *e, const char *path, int numbered)
     return CLI_OK;
 }
 
-void experiment_put_word(FILE *out, const char *word)
-{
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=+-@%";
-    if (*word && strspn(word, plain) == strlen(word)) {
-        fputs(word, out);
-        return;
-    }
-    fputc('\'', out);
-    for (const char *c = word; *c; c++) {
-        if (*c == '\'')
-            fputs("'\\''", out);
-        else
-            fputc(*c, out);
-    }
-    fputc('\'', out);
-}
-
 /* The command as it can be typed again; NULL when out of memory. */
 static char *spoken_command(const char *path, int argc, char **argv)
 {
@@ -120,7 +102,7 @@ static char *spoken_command(const char *path, int argc, char **argv)
     fputs(path, memory);
     for (int i = 0; i < argc; i++) {
         fputc(' ', memory);
-        experiment_put_word(memory, argv[i]);
+        cli_put_word(memory, argv[i]);
     }
     if (fclose(memory) == 0) return text;
     free(text);

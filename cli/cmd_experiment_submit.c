@@ -35,7 +35,7 @@ typedef struct job {
 static void put_option(FILE *out, const char *name, const char *value)
 {
     fprintf(out, " %s ", name);
-    experiment_put_word(out, value);
+    cli_put_word(out, value);
 }
 
 static void put_budgets(FILE *out, const job *j, char between)
@@ -62,11 +62,11 @@ static void put_head(FILE *out, const job *j, const char *suffix, int array)
 static void put_run(FILE *out, const job *j)
 {
     fputs("exec ", out);
-    experiment_put_word(out, j->esa);
+    cli_put_word(out, j->esa);
     fputs(" experiment run", out);
     for (int i = 0; i < j->count; i++) {
         fputc(' ', out);
-        experiment_put_word(out, j->words[i]);
+        cli_put_word(out, j->words[i]);
     }
     put_option(out, "--results", j->e->results);
     if (j->e->masks[0]) put_option(out, "--masks", j->e->masks);
@@ -115,7 +115,7 @@ static int run_words(char *line, int size, const char *const *words, int count)
     if (memory) fprintf(memory, "command -v %s >/dev/null || exit 127;", words[0]);
     for (int i = 0; memory && i < count; i++) {
         fputc(' ', memory);
-        experiment_put_word(memory, words[i]);
+        cli_put_word(memory, words[i]);
     }
     fflush(stdout);
     FILE *child = memory && fclose(memory) == 0 ? popen(command, "r") : NULL;

@@ -143,10 +143,10 @@ int cmd_generate(int argc, char **argv)
     if (clip_wants_work(&o.clip) && budget)
         return cli_usage("generate: --budget and --work, --quality or --preset say the same thing; "
                          "give one");
-    if (!method && o.clip.p.masks) o.clip.method = METHOD_CACHED;
-    if (!method && budget && !o.clip.p.masks) o.clip.method = METHOD_ENTROPY;
-    if (o.clip.method == METHOD_ERROR && !budget && !clip_wants_work(&o.clip))
-        o.clip.preset = ESA_PRESET_BALANCED;
+    if (!method && o.clip.p.masks)
+        o.clip.method = METHOD_CACHED;
+    else
+        clip_use_defaults(&o.clip, method, budget);
     if ((status = agree(&o, argc, argv)) != 0) return status;
     return generate_run(&o);
 }

@@ -6,7 +6,8 @@
 
 #include "clip/clip.h"
 
-#define CALIBRATE_PATH 4200
+#define CALIBRATE_PATH   4200
+#define CALIBRATE_FORMAT "esa.calibration" /* of the settings */
 
 enum { CALIBRATE_ENTROPY = 0, CALIBRATE_ERROR };
 #define CALIBRATE_METHODS "entropy|error"
@@ -53,21 +54,23 @@ int calibrate_measure(calibrate_size *size, const calibrate_options *options,
 /* ---------------------------------------------------------------- the work folder
  * (calibrate_work.c) FILE.part/ holds settings.json, recording.0, recording.1 ... and what a killed
  * run was writing. A recording is replaced whole after every prompt and counts its prompts, so the
- * folder is consistent at any moment. A run locks the folder. */
+ * folder is consistent at any moment. A run locks the folder, and touches no other files in it
+ * (core/scratch.h). */
 
 typedef struct calibrate_work {
     char folder[CALIBRATE_PATH]; /* FILE.part */
     char target[CALIBRATE_PATH]; /* FILE: the mask file, or the recording of a shard */
     size_t kept;                 /* length of the part of target's folder that existed before */
-    int lock;                    /* descriptor of the folder, -1: none */
+    int lock;                    /* cli_scratch_open; -1: none */
     int64_t done;                /* prompts recorded */
     int64_t bytes;               /* size of the recordings in it */
     int complete;                /* 1: an earlier run finished this shard */
 } calibrate_work;
 
 /* Makes the folders, takes the lock, compares settings with those of an interrupted run and counts
- * its prompts. CLI_FAILED after a message: another run holds the lock, or began with other settings
- * (and --restart was not given). settings is borrowed. */
+ * its prompts. CLI_FAILED after a message: another run holds the lock, the folder holds foreign
+ * entries, or it was begun with other settings (and --restart was not given). settings is
+ * borrowed. */
 int calibrate_work_open(calibrate_work *work, const calibrate_options *options,
                         const char *settings, const calibrate_size *size);
 /* The path of the i-th recording in the folder. */
@@ -75,7 +78,7 @@ void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w
 /* Where the i-th recording of a finished shard goes: FILE.shard-0-of-2.recording,
  * FILE.shard-0-of-2.1.recording; i = -1: its settings, FILE.shard-0-of-2.json. */
 void calibrate_shard_file(char path[CALIBRATE_PATH + 64], const calibrate_work *work, int64_t i);
-/* Removes the folder and its files. */
+/* Removes the command's files, the lock, and the folder if nothing else is in it. */
 void calibrate_work_remove(calibrate_work *work);
 /* Releases the lock and keeps an interrupted run. Removes a folder without any recording, and the
  * folders made on the way to it. */

@@ -53,7 +53,7 @@ static int make_settings(job *j)
                     "format %s version %d model %s config_hash %s weights_hash %s folder %s "
                     "frames %d height %d width %d recorded_steps %d step_groups %ld per_branch %i "
                     "guidance %g negative_prompt %s scheduler %d flow_shift %g order %s",
-                    "esa.calibration", 1, j->maker.info.name, j->maker.info.config_hash, weights,
+                    CALIBRATE_FORMAT, 1, j->maker.info.name, j->maker.info.config_hash, weights,
                     j->maker.folder, r->p.frames, r->p.height, r->p.width, r->p.steps,
                     calibrate_groups(r), session->record_per_branch, r->p.guidance,
                     r->p.negative_prompt, r->p.scheduler, r->p.flow_shift,
@@ -150,14 +150,14 @@ static int finish_masks(job *j)
     if (!status) {
         const esa_status built = esa_mask_file_build(j->maker.ctx, linked ? j->work.target : path,
                                                      names, (int32_t)j->size.recordings, &build);
-        if (built != ESA_OK) status = cli_fail_esa(j->maker.ctx, built, what);
+        if (built) status = cli_fail_esa(j->maker.ctx, built, what);
     }
     if (!status && !linked) status = cli_move_file(path, j->work.target, what);
     if (!status && j->o->keep_recording) {
         snprintf(path, sizeof path, "%s.recording", j->work.target);
         const esa_status merged = esa_recording_merge(j->maker.ctx, path, names,
                                                       (int32_t)j->size.recordings);
-        if (merged != ESA_OK) status = cli_fail_esa(j->maker.ctx, merged, what);
+        if (merged) status = cli_fail_esa(j->maker.ctx, merged, what);
     }
     free(name);
     free(names);
@@ -174,7 +174,7 @@ static esa_status budget_means(esa_mask_file *file, const esa_mask_file_info *in
     memset(mean, 0, 3 * sizeof *mean);
     for (int32_t b = 0; b < info->branches; b++)
         for (int32_t l = 0; l < info->layers; l++)
-            for (int32_t t = 0; t < info->steps && status == ESA_OK; t++) {
+            for (int32_t t = 0; t < info->steps && !status; t++) {
                 if (!esa_mask_file_stored(file, l, t)) continue;
                 status = esa_mask_file_heads(file, heads, heads + info->H, heads + 2 * info->H, l,
                                              t, b, budget);
@@ -213,17 +213,17 @@ static int describe_masks(job *j)
     cli_json *json = cli_json_new();
     cli_table *table = cli_table_new(j->o->method == CALIBRATE_ERROR ? 4 : 3, 0);
     esa_status status = esa_mask_file_open(ctx, &file, j->work.target);
-    if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
+    if (!status) status = esa_mask_file_get_info(file, &info);
     json_result(j, &info, json);
     cli_json_open(json, j->o->method == CALIBRATE_ERROR ? "works" : "budgets", '[');
     const int errors = j->o->method == CALIBRATE_ERROR;
     cli_row(table, errors ? "work|counted|density|error removed" : "budget|density|kept mass");
     double mean[3] = { NAN, NAN, NAN };
-    for (int32_t b = 0; status == ESA_OK && b < info.budget_count; b++) {
+    for (int32_t b = 0; !status && b < info.budget_count; b++) {
         const double budget = info.budget_permille[b] / 1000.0;
         double work = NAN;
         status = budget_means(file, &info, budget, mean);
-        if (status == ESA_OK && errors) status = esa_mask_file_work(file, &work, budget);
+        if (!status && errors) status = esa_mask_file_work(file, &work, budget);
         if (errors)
             cli_row(table, "%g|%.4f|%.3f|%.1f %%", budget, work, mean[2], 100 * mean[1]);
         else
@@ -240,7 +240,7 @@ static int describe_masks(job *j)
     if (!errors) cli_json_real(json, "entropy", mean[0]);
     if (errors) cli_json_fields(json, "exact_rows %d", info.exact_rows);
     esa_mask_file_free(file);
-    if (status != ESA_OK) {
+    if (status) {
         cli_json_save(json, NULL);
         cli_table_print(table, stderr);
         return cli_fail_esa(ctx, status, what);
@@ -262,13 +262,19 @@ static int describe_shard(job *j)
     const int errors = o->method == CALIBRATE_ERROR;
     const cli_list *const amounts = errors ? &o->works : &o->budgets;
     char name[32];
-    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge "
-           "'%s'.shard-*-of-%d*.recording --out '%s' %s ",
+    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge ",
            j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count,
-           o->shard_count, o->output, o->shard_count, o->output, errors ? "--work" : "--budgets");
+           o->shard_count);
+    cli_put_word(stdout, o->output);
+    printf(".shard-*-of-%d.*recording --out ", o->shard_count);
+    cli_put_word(stdout, o->output);
+    printf(" %s ", errors ? "--work" : "--budgets");
     for (int i = 0; i < amounts->count; i++) printf("%s%g", i ? "," : "", amounts->real[i]);
     if (!errors) printf(" --importance %s", cli_name(name, "none|u8|f16", o->importance));
-    if (o->weights) printf(" --weights '%s'", o->weights);
+    if (o->weights) {
+        printf(" --weights ");
+        cli_put_word(stdout, o->weights);
+    }
     if (o->exact_rows >= 0) printf(" --exact-rows %d", (int)o->exact_rows);
     printf(" --warmup-frac %g --dense-first-layer %d%s", o->clip.p.session.warmup_frac,
            o->clip.p.session.dense_first_layer, o->store_dense ? " --store-dense" : "");

@@ -1,20 +1,20 @@
-/* calibrate_work.c - the folder of a calibration: make, lock, compare settings, count, remove.
+/* calibrate_work.c - the folder of a calibration: make, compare settings, count, remove.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _DEFAULT_SOURCE /* flock */
 #include "clip/calibrate.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <esa/esa_tensors.h>
 #include "core/folders.h"
+#include "core/scratch.h"
 
 static const char what[] = "calibrate";
+
+/* The masks are made here and then moved. */
+static const char *const names[] = { "recording.#", "masks", NULL };
+static const cli_own own = { "settings.json", CALIBRATE_FORMAT, names };
 
 void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w, int64_t i)
 {
@@ -95,36 +95,14 @@ static int same_settings(const char *path, const char *settings, const char *beg
 
 /* ---------------------------------------------------------------- what is there */
 
-/* Removes the files that are neither settings nor recordings, or all of them. The first recording
- * then goes first: it marks a run as begun, and must never be left without its settings. */
-static void sweep(const calibrate_work *w, int all)
-{
-    char path[CALIBRATE_PATH + 300];
-    if (all) {
-        calibrate_recording(path, w, 0);
-        unlink(path);
-    }
-    DIR *folder = opendir(w->folder);
-    for (struct dirent *e; folder && (e = readdir(folder)) != NULL;) {
-        const char *dot = strrchr(e->d_name, '.');
-        const int ours = strcmp(e->d_name, "settings.json") == 0 ||
-                         (strncmp(e->d_name, "recording.", 10) == 0 && dot == e->d_name + 9 &&
-                          strspn(dot + 1, "0123456789") == strlen(dot + 1));
-        if (e->d_name[0] == '.' || (ours && !all)) continue;
-        snprintf(path, sizeof path, "%s/%s", w->folder, e->d_name);
-        unlink(path);
-    }
-    if (folder) closedir(folder);
-}
-
 /* Prompts in the recording at path; -1 after a message. */
 static int64_t prompts_of(esa_ctx *ctx, const char *path)
 {
     esa_tensors *file = NULL;
     const esa_status status = esa_tensors_open(ctx, &file, path);
-    const char *text = status == ESA_OK ? esa_tensors_metadata(file, "prompts") : NULL;
+    const char *text = !status ? esa_tensors_metadata(file, "prompts") : NULL;
     const int64_t prompts = text ? strtoll(text, NULL, 10) : -1;
-    if (status != ESA_OK)
+    if (status)
         cli_fail_esa(ctx, status, what);
     else if (prompts < 1)
         cli_fail("%s: '%s' is not a recording: start over with --restart", what, path);
@@ -160,37 +138,6 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
 
 /* ---------------------------------------------------------------- open and close */
 
-/* Two runs may make and remove the folder at the same time, so the locked folder must still have
- * its name. */
-static int take_lock(calibrate_work *w)
-{
-    struct stat held, named;
-    for (int attempt = 0; attempt < 100; attempt++) {
-        if (mkdir(w->folder, 0777) != 0 && errno != EEXIST)
-            return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder,
-                            strerror(errno));
-        w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (w->lock < 0 && errno == ENOENT) continue;
-        if (w->lock < 0)
-            return cli_fail("%s: the folder '%s' cannot be opened: %s", what, w->folder,
-                            strerror(errno));
-        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0) {
-            const int busy = errno == EWOULDBLOCK;
-            close(w->lock);
-            w->lock = -1;
-            return busy ? cli_fail("%s: another run is working in '%s'", what, w->folder)
-                        : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder,
-                                   strerror(errno));
-        }
-        const int found = fstat(w->lock, &held) == 0 && stat(w->folder, &named) == 0;
-        if (found && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return CLI_OK;
-        close(w->lock);
-        w->lock = -1;
-    }
-    return cli_fail("%s: the folder '%s' comes and goes: is another run working in it?", what,
-                    w->folder);
-}
-
 int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const char *settings,
                         const calibrate_size *size)
 {
@@ -205,7 +152,7 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     if (stat(w->target, &about) == 0 && !S_ISREG(about.st_mode))
         return cli_fail("%s: '%s' is not a regular file and cannot be replaced", what, w->target);
     int status = cli_make_folder_of(w->target, &w->kept, what);
-    if (!status) status = take_lock(w);
+    if (!status) status = cli_scratch_open(&w->lock, w->folder, &own, what);
     if (status) return status;
     if (o->shard_count && o->restart) remove_shard(w);
     if (o->shard_count && stat(w->target, &about) == 0) {
@@ -216,9 +163,9 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     }
     calibrate_recording(path, w, 0);
     const int begun = !o->restart && stat(path, &about) == 0;
-    sweep(w, !begun);
-    snprintf(path, sizeof path, "%s/settings.json",
-             w->folder); /* written before the first recording is */
+    if (!begun) cli_scratch_clear(w->folder, &own);
+    snprintf(path, sizeof path, "%s/%s", w->folder,
+             own.marker); /* written before the first recording is */
     status = begun ? same_settings(path, settings, w->folder)
                    : cli_write_file(path, settings, strlen(settings));
     return status ? status : count_prompts(w, size);
@@ -226,8 +173,8 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
 
 void calibrate_work_remove(calibrate_work *w)
 {
-    sweep(w, 1);
-    rmdir(w->folder);
+    cli_scratch_clear(w->folder, &own);
+    cli_scratch_close(&w->lock, w->folder);
 }
 
 void calibrate_work_close(calibrate_work *w)
@@ -236,9 +183,8 @@ void calibrate_work_close(calibrate_work *w)
     char path[CALIBRATE_PATH + 32];
     if (w->lock >= 0) {
         calibrate_recording(path, w, 0);
-        if (stat(path, &about) != 0) calibrate_work_remove(w);
-        close(w->lock);
-        w->lock = -1;
+        if (stat(path, &about) != 0) cli_scratch_clear(w->folder, &own);
+        cli_scratch_close(&w->lock, w->folder);
     }
     cli_folder_of(path, sizeof path, w->target);
     cli_unmake_folders(path, w->kept); /* stops at the first that holds anything */

@@ -98,6 +98,9 @@ typedef struct clip_request {
 
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
 clip_request clip_request_default(void);
+/* The default of every command that makes videos: what was not given becomes method error at the
+ * work of preset balanced, or method entropy if a budget was given. method, budget: 1 if given. */
+void clip_use_defaults(clip_request *request, int method, int budget);
 /* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
 /* The request for the dense clip that others are compared with: in 16 bits, every step computed. */
@@ -183,8 +186,8 @@ int clip_check_masks(const clip_maker *maker, const clip_request *request);
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference,
                  const esa_frames *frames);
 
-/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind; a second
- * signal ends the process. */
+/* SIGINT, SIGTERM and SIGHUP end the work between two layers, or a call that waits for input, and
+ * leave nothing behind; a second signal ends the process. Those that are ignored stay ignored. */
 void clip_catch_signals(void);
 int clip_interrupted(void);
 /* Progress of esa_generate: user is a clip_watch. */

@@ -46,6 +46,13 @@ clip_request clip_request_default(void)
     return r;
 }
 
+void clip_use_defaults(clip_request *r, int method, int budget)
+{
+    if (!method) r->method = budget ? METHOD_ENTROPY : METHOD_ERROR;
+    if (r->method == METHOD_ERROR && !budget && !clip_wants_work(r))
+        r->preset = ESA_PRESET_BALANCED;
+}
+
 clip_request clip_dense(const clip_request *request)
 {
     clip_request r = *request;

@@ -21,18 +21,20 @@ static void on_signal(int number)
     if (at_terminal && write(2, hint, sizeof hint - 1) < 0) at_terminal = 0;
 }
 
+/* Signals that were ignored at the start stay ignored: nohup and shells ignore them for jobs that
+ * go on in the background. Without SA_RESTART a signal also ends a call that waits, such as reading
+ * from a pipe to which nobody writes. */
 void clip_catch_signals(void)
 {
-    struct sigaction action;
+    static const int numbers[] = { SIGINT, SIGTERM, SIGHUP };
+    struct sigaction action, before;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     sigemptyset(&action.sa_mask);
-    action.sa_flags = SA_RESTART;
-    interrupted = 0;
     at_terminal = isatty(2);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    for (int i = 0; i < 3; i++)
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
 }
 
 int clip_interrupted(void) { return interrupted; }

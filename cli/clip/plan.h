@@ -33,16 +33,19 @@ int plan_run(const plan_options *options);
 
 /* ---------------------------------------------------------------- results so far (plan_state.c)
  * FILE.part/state.json holds the settings and the numbers of every finished clip by name. It is
- * rewritten whole after each clip. */
+ * rewritten whole after each clip. A run locks the folder, and touches no other files in it
+ * (core/scratch.h). */
 
 typedef struct plan_state {
     char folder[PLAN_PATH];
     json_t *runs; /* name -> array of numbers as text; owned */
     char *settings;
+    int lock; /* cli_scratch_open; -1: none */
 } plan_state;
 
-/* Makes the folder and reads what an earlier run left. CLI_FAILED after a message: it has other
- * settings. Takes settings over. */
+/* Makes the folder, takes the lock and reads what an earlier run left. CLI_FAILED after a message:
+ * another run holds the lock, the folder holds foreign entries, or it has other settings. Takes
+ * settings over; call plan_state_close in any case. */
 int plan_state_open(plan_state *state, const char *output, char *settings, int restart);
 /* Copies the numbers of a run to out[count]; 0 if it is not there. */
 int plan_state_get(const plan_state *state, const char *name, double *out, int64_t count);
@@ -50,8 +53,9 @@ int plan_state_get(const plan_state *state, const char *name, double *out, int64
 int plan_state_put(plan_state *state, const char *name, const double *values, int64_t count);
 /* The path of a file in the folder. */
 void plan_state_path(char path[PLAN_PATH + 64], const plan_state *state, const char *name);
+/* Releases the lock and keeps what was measured. */
 void plan_state_close(plan_state *state);
-/* Removes the folder and its files. */
+/* Removes the command's files, the lock, and the folder if nothing else is in it. */
 void plan_state_remove(plan_state *state);
 
 #endif

@@ -313,7 +313,7 @@ static int finish(job *j, esa_work_plan *plan)
     plan_state_path(path, &j->state, "plan.safetensors");
     if (!status && work > 0) {
         /* outside of the curve nothing is expected */
-        if (esa_work_plan_expect(plan, work, &expected, NULL) != ESA_OK) expected = NAN;
+        if (esa_work_plan_expect(plan, work, &expected, NULL)) expected = NAN;
         status = rate_all(j, path, work, j->curve, j->held_out, &reached, &spread);
     }
     if (!status) status = cli_status(j->maker.ctx, esa_work_plan_save(plan, j->o->output), what);
@@ -421,7 +421,7 @@ static int least_work(job *j, const esa_work_costs *costs, double work, int *rea
     const esa_status status = esa_work_plan_solve(j->maker.ctx, NULL, j->density, j->layers, T,
                                                   NULL, dense, work, costs, least);
     free(dense);
-    *reached = status == ESA_OK;
+    *reached = !status;
     return status == ESA_ERR_ARGUMENT ? CLI_OK : cli_status(j->maker.ctx, status, what);
 }
 

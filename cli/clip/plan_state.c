@@ -1,15 +1,17 @@
 /* plan_state.c - the results of an unfinished plan, kept in a folder.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/plan.h"
-#include "core/folders.h"
+#include "core/scratch.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static const char what[] = "calibrate";
+
+static const char *const names[] = { "dense-#.safetensors", "alone.safetensors", "plan.safetensors",
+                                     NULL };
+static const cli_own own = { "state.json", "esa.plan.state", names };
 
 void plan_state_path(char path[PLAN_PATH + 64], const plan_state *s, const char *name)
 {
@@ -20,10 +22,10 @@ static int write_state(const plan_state *s)
 {
     char path[PLAN_PATH + 64];
     cli_json *json = cli_json_new();
-    cli_json_text(json, "format", "esa.plan.state");
+    cli_json_text(json, "format", own.format);
     cli_json_text(json, "settings", s->settings);
     cli_json_add(json, "runs", json_incref(s->runs));
-    plan_state_path(path, s, "state.json");
+    plan_state_path(path, s, own.marker);
     return cli_json_save(json, path);
 }
 
@@ -48,15 +50,17 @@ int plan_state_open(plan_state *s, const char *output, char *settings, int resta
     char path[PLAN_PATH + 64];
     struct stat about;
     memset(s, 0, sizeof *s);
+    s->lock = -1;
     s->settings = settings;
     s->runs = json_object();
     if (!s->runs) return cli_fail("%s: out of memory", what);
     if (snprintf(s->folder, sizeof s->folder, "%s.part", output) >= (int)sizeof s->folder)
         return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(output));
-    const int status = cli_make_folders(s->folder, NULL, what);
+    const int status = cli_scratch_open(&s->lock, s->folder, &own, what);
     if (status) return status;
-    plan_state_path(path, s, "state.json");
-    if (restart || stat(path, &about) != 0) return write_state(s);
+    if (restart) cli_scratch_clear(s->folder, &own);
+    plan_state_path(path, s, own.marker);
+    if (stat(path, &about) != 0) return write_state(s);
     return read_state(s, path);
 }
 
@@ -90,6 +94,7 @@ int plan_state_put(plan_state *s, const char *name, const double *values, int64_
 
 void plan_state_close(plan_state *s)
 {
+    if (s->lock >= 0) cli_scratch_close(&s->lock, s->folder);
     json_decref(s->runs);
     free(s->settings);
     s->runs = NULL;
@@ -98,13 +103,6 @@ void plan_state_close(plan_state *s)
 
 void plan_state_remove(plan_state *s)
 {
-    char path[PLAN_PATH + 64];
-    DIR *folder = opendir(s->folder);
-    for (struct dirent *e; folder && (e = readdir(folder));) {
-        if (e->d_name[0] == '.') continue;
-        plan_state_path(path, s, e->d_name);
-        unlink(path);
-    }
-    if (folder) closedir(folder);
-    rmdir(s->folder);
+    cli_scratch_clear(s->folder, &own);
+    cli_scratch_close(&s->lock, s->folder);
 }

@@ -150,6 +150,9 @@ void cli_table_print(cli_table *table, FILE *out); /* prints and frees */
 void cli_progress(const char *what, int64_t done, int64_t total);
 void cli_progress_end(void);
 
+/* Writes a word quoted for a shell. */
+void cli_put_word(FILE *out, const char *word);
+
 /* ---------------------------------------------------------------- machine (machine.c) */
 
 typedef struct cli_machine {

@@ -1,4 +1,4 @@
-/* table_print.c - aligned tables on a stream, and a progress line on stderr.
+/* table_print.c - aligned tables on a stream, words for a shell, and a progress line on stderr.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 
@@ -108,4 +108,24 @@ void cli_progress_end(void)
         fputs("\r\033[K", stderr);
         fflush(stderr);
     }
+}
+
+/* ---------------------------------------------------------------- words of a shell */
+
+void cli_put_word(FILE *out, const char *word)
+{
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=+-@%";
+    if (*word && strspn(word, plain) == strlen(word)) {
+        fputs(word, out);
+        return;
+    }
+    fputc('\'', out);
+    for (const char *c = word; *c; c++) {
+        if (*c == '\'')
+            fputs("'\\''", out);
+        else
+            fputc(*c, out);
+    }
+    fputc('\'', out);
 }

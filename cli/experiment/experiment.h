@@ -58,8 +58,6 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
 void experiment_free(experiment *e);
 /* Writes a budget as in names: "0.5" of b0.5. */
 void experiment_number(char out[32], double budget);
-/* Writes a word quoted for a shell. */
-void experiment_put_word(FILE *out, const char *word);
 
 /* ---------------------------------------------------------------- settings
  * (experiment_config.c) */
@@ -104,7 +102,10 @@ int cmd_experiment_begin(int argc, char **argv);
 int cmd_experiment_finish(int argc, char **argv);
 /* 1 if both results exist. */
 int experiment_complete(const experiment *e);
-/* Removes work/, whose frames become frames/ if they are to be kept. */
+/* CLI_FAILED after a message if work/, or frames/ which is to be replaced, holds foreign entries.
+ */
+int experiment_check_folders(const experiment *e, const char *what);
+/* Empties work/, whose frames become frames/ if they are to be kept. */
 int experiment_clean_up(const experiment *e, int made, const char *what);
 /* Prints the rows of one experiment as `collect` does. */
 int experiment_print(const char *folder, const char *what);

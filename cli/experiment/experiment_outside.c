@@ -177,7 +177,9 @@ static int take_settings(experiment *e, const json_t *config, const char *what)
 
 static int finish(experiment *e, const json_t *config, const char *what)
 {
-    int status = take_settings(e, config, what);
+    char path[EXPERIMENT_PATH];
+    int status = experiment_check_folders(e, what);
+    if (!status) status = take_settings(e, config, what);
     json_t *note = status ? NULL : load(e, "work/calibration.json", what);
     if (!status && !note) status = CLI_FAILED;
     e->clip.tokens = whole(note, "tokens");
@@ -186,7 +188,11 @@ static int finish(experiment *e, const json_t *config, const char *what)
         status = cli_fail("%s: work/calibration.json holds no tokens", what);
     if (!status) status = experiment_speed(e, what);
     if (!status) status = experiment_quality(e, what);
-    return status ? status : experiment_clean_up(e, 1, what);
+    if (!status) status = experiment_clean_up(e, 1, what);
+    if (status) return status;
+    experiment_path(e, path, "work");
+    rmdir(path);
+    return CLI_OK;
 }
 
 int cmd_experiment_finish(int argc, char **argv)

@@ -1,18 +1,14 @@
 /* experiment_run.c - `esa experiment run`: calibrates, makes the clips, measures. Each stage skips
  * what exists already.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _DEFAULT_SOURCE /* flock */
 #include "experiment/experiment.h"
 #include "clip/calibrate.h"
 #include "core/folders.h"
+#include "core/scratch.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,45 +22,40 @@ static int exists(const char *path)
 
 /* ---------------------------------------------------------------- the work folder */
 
-/* Locks the folder against other runs. The lock ends with this process, however it ends. */
+/* Also what another program leaves there, which makes the videos (experiment_outside.c). */
+static const char *const work_names[] = { "request.json",
+                                          "calibration.json",
+                                          "config.json",
+                                          "speed.json",
+                                          "quality.json",
+                                          "video.mp4",
+                                          "video.y4m",
+                                          "clips/",
+                                          "clips/*-#.json",
+                                          "frames/",
+                                          "frames/*/",
+                                          "frames/*/#.safetensors",
+                                          NULL };
+static const cli_own work_own = { NULL, NULL, work_names };
+static const char *const frame_names[] = { "*/", "*/#.safetensors", NULL };
+static const cli_own frames_own = { NULL, NULL, frame_names };
+
+int experiment_check_folders(const experiment *e, const char *who)
+{
+    char path[EXPERIMENT_PATH];
+    experiment_path(e, path, "work");
+    int status = cli_scratch_check(path, &work_own, who);
+    experiment_path(e, path, "frames");
+    if (!status && e->keep_frames) status = cli_scratch_check(path, &frames_own, who);
+    return status;
+}
+
+/* Locks the folder against other runs. */
 static int take_lock(const experiment *e, int *lock)
 {
     char path[EXPERIMENT_PATH];
     experiment_path(e, path, "work");
-    int status = cli_make_folders(path, NULL, what);
-    if (status) return status;
-    experiment_path(e, path, "work/lock");
-    for (int tries = 0; tries < 100; tries++) {
-        struct stat held, there;
-        *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (*lock < 0) return cli_fail("%s: cannot write '%s': %s", what, path, strerror(errno));
-        if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
-            return errno == EWOULDBLOCK
-                       ? cli_fail("%s: another run is working in '%s'", what, e->folder)
-                       : cli_fail("%s: cannot lock '%s': %s", what, path, strerror(errno));
-        /* If another run ended meanwhile, it has removed the file we locked: try again. */
-        if (fstat(*lock, &held) == 0 && stat(path, &there) == 0 && held.st_ino == there.st_ino &&
-            held.st_dev == there.st_dev)
-            return CLI_OK;
-        close(*lock);
-        *lock = -1;
-        if ((status = cli_make_folder_of(path, NULL, what)) != 0) return status;
-    }
-    return cli_fail("%s: cannot lock '%s'", what, path);
-}
-
-/* Removes a folder with its contents, at most depth levels down. */
-static void remove_folder(const char *folder, int depth)
-{
-    DIR *list = opendir(folder);
-    for (struct dirent *d; list && (d = readdir(list)) != NULL;) {
-        char path[EXPERIMENT_PATH];
-        if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0) continue;
-        if (snprintf(path, sizeof path, "%s/%s", folder, d->d_name) >= (int)sizeof path) continue;
-        if (unlink(path) != 0 && depth > 0) remove_folder(path, depth - 1);
-    }
-    if (list) closedir(list);
-    rmdir(folder);
+    return cli_scratch_open(lock, path, &work_own, what);
 }
 
 /* ---------------------------------------------------------------- calibration */
@@ -185,33 +176,25 @@ static int all_clips(experiment *e)
 
 int experiment_clean_up(const experiment *e, int made, const char *who)
 {
-    char path[EXPERIMENT_PATH], frames[EXPERIMENT_PATH];
+    char path[EXPERIMENT_PATH];
     if (made && e->keep_frames) {
-        experiment_path(e, frames, "frames");
-        remove_folder(frames, 2); /* frames of an older run */
+        experiment_path(e, path, "frames");
+        cli_scratch_clear(path, &frames_own); /* frames of an older run */
         const int status = experiment_move(e, "frames", "frames", who);
         if (status) return status;
     }
     experiment_path(e, path, "work");
-    remove_folder(path, 3);
+    cli_scratch_clear(path, &work_own);
     return CLI_OK;
 }
 
-/* Removes the work folder of a run that made nothing: it failed early, or only calibrated. The
- * caller holds the lock. */
-static void leave_no_trace(const experiment *e, size_t kept)
+/* Releases the lock. A run that made nothing, because it failed early or only calibrated, leaves no
+ * folder behind. */
+static void release(const experiment *e, int *lock, size_t kept)
 {
     char path[EXPERIMENT_PATH];
-    int entries = 0;
     experiment_path(e, path, "work");
-    DIR *list = opendir(path);
-    while (list && readdir(list)) entries++;
-    if (list) closedir(list);
-    if (entries != 3) return; /* . and .. and the lock */
-    experiment_path(e, path, "work/lock");
-    unlink(path);
-    experiment_path(e, path, "work");
-    rmdir(path);
+    if (*lock >= 0) cli_scratch_close(lock, path);
     cli_unmake_folders(e->folder, kept);
 }
 
@@ -253,6 +236,7 @@ static int stages(experiment *e, int *made)
     }
     *made = 1;
     clip_close(&e->maker);
+    if (!status) status = experiment_check_folders(e, what);
     if (!status) status = calibrate(e);
     if (status || e->only_calibrate) return status;
     status = open_model(e, 0);
@@ -272,7 +256,7 @@ static int stages(experiment *e, int *made)
 int cmd_experiment_run(int argc, char **argv)
 {
     experiment e;
-    size_t kept = 0;
+    size_t kept = (size_t)-1;
     int done = 0, lock = -1, made = 0;
     int status = experiment_parse(
         &e, "esa experiment run",
@@ -287,13 +271,9 @@ int cmd_experiment_run(int argc, char **argv)
     }
     status = cli_make_folders(e.folder, &kept, what);
     if (!status) status = take_lock(&e, &lock);
-    const int locked = !status;
     if (!status) status = stages(&e, &made);
-    if (!status && !e.only_calibrate)
-        status = experiment_clean_up(&e, made, what);
-    else if (locked)
-        leave_no_trace(&e, kept);
-    if (lock >= 0) close(lock);
+    if (!status && !e.only_calibrate) status = experiment_clean_up(&e, made, what);
+    release(&e, &lock, kept);
     if (!status && e.only_calibrate)
         printf("%s: masks for %d budget%s\n", e.masks, e.budgets.count,
                e.budgets.count > 1 ? "s" : "");

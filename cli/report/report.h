@@ -69,6 +69,7 @@ typedef struct report_variant { /* one way of running: dense, or a method at a b
     /* "cached masks, pooled tail": variants of a family differ only in their budget */
     char family[96];
     int dense, identical;
+    int seen; /* bit f: file f names it */
     double figure[REPORT_FIGURES];
     double *steps; /* [step_count]: seconds of every denoising step */
     int64_t step_count;
@@ -114,10 +115,11 @@ typedef struct report_media { /* the videos of a page */
     char *reason; /* why the last one was left out, or NULL; owned */
 } report_media;
 /* Writes the element that shows path (<video> or a pile of <img>), and sets fps and frames of
- * media. If the video cannot be shown, it writes a message in its place, sets frames to 0 and
- * counts it. label describes the video for screen readers. After a signal (clip_interrupted) it
- * does nothing. */
-void report_media_embed(report_text *t, report_media *media, const char *path, const char *label);
+ * media. If the video cannot be shown, or does not lie in folder, it writes a message in its place,
+ * sets frames to 0 and counts it. label describes the video for screen readers. After a signal
+ * (clip_interrupted) it does nothing. */
+void report_media_embed(report_text *t, report_media *media, const char *folder, const char *path,
+                        const char *label);
 void report_media_close(report_media *media);
 
 /* ---------------------------------------------------------------- mask files (report_masks.c) */

@@ -95,7 +95,7 @@ static esa_status measure(double *x, int64_t plane, esa_mask_file *file,
 {
     const int64_t cells = plane / i->H;
     esa_status s = ESA_OK;
-    for (int64_t c = 0; c < cells && s == ESA_OK; c++) {
+    for (int64_t c = 0; c < cells && !s; c++) {
         const int64_t g = c % a->group_count, layer = c / a->group_count % a->layer_count,
                       branch = c / a->group_count / a->layer_count;
         double *at = x + c * i->H;
@@ -132,16 +132,16 @@ static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_
     report_text text = { 0 };
     esa_status s = cells ? ESA_OK : ESA_ERR_MEMORY;
     size_t at = 0;
-    for (int32_t b = 0; b < i->branches && s == ESA_OK; b++)
-        for (int layer = 0; layer < a->shown_layer_count && s == ESA_OK; layer++)
-            for (int g = 0; g < a->shown_group_count && s == ESA_OK; g++, at += bytes) {
+    for (int32_t b = 0; b < i->branches && !s; b++)
+        for (int layer = 0; layer < a->shown_layer_count && !s; layer++)
+            for (int g = 0; g < a->shown_group_count && !s; g++, at += bytes) {
                 esa_mask *mask = NULL;
                 s = esa_mask_file_get(file, &mask, a->shown_layers[layer],
                                       a->last[a->shown_groups[g]], b, budget);
-                if (s == ESA_OK) s = esa_mask_to_bits(mask, cells + at);
+                if (!s) s = esa_mask_to_bits(mask, cells + at);
                 esa_mask_free(mask);
             }
-    if (s == ESA_OK) {
+    if (!s) {
         report_base64(&text, cells, all);
         if (text.failed)
             s = ESA_ERR_MEMORY;
@@ -222,19 +222,18 @@ static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const es
     double *x = calloc((size_t)plane, FIGURES * sizeof *x);
     esa_status s = x ? ESA_OK : ESA_ERR_MEMORY;
     cli_json_open(json, "budgets", '[');
-    for (int b = 0; b < budgets && s == ESA_OK; b++) {
+    for (int b = 0; b < budgets && !s; b++) {
         s = measure(x, plane, file, i, a, budget[b]);
         cli_json_open(json, NULL, '{');
         cli_json_real(json, "budget", budget[b]);
         table(json, "density", x + DENSITY * plane, i, a);
         table(json, "mass", x + MASS * plane, i, a);
-        if (s == ESA_OK) s = bits(json, file, i, a, budget[b]);
+        if (!s) s = bits(json, file, i, a, budget[b]);
         cli_json_close(json);
     }
     cli_json_close(json);
     /* The same at every budget; unknown without importance. */
-    if (s == ESA_OK && isfinite(x[ENTROPY * plane]))
-        table(json, "entropy", x + ENTROPY * plane, i, a);
+    if (!s && isfinite(x[ENTROPY * plane])) table(json, "entropy", x + ENTROPY * plane, i, a);
     free(x);
     cli_json_close(json);
     return cli_status(ctx, s, REPORT_WHAT);
@@ -246,9 +245,9 @@ int report_masks_json(cli_json *json, esa_ctx *ctx, const char *path, int64_t li
     esa_mask_file_info info = { .struct_size = sizeof info };
     axes a = { 0 };
     esa_status s = esa_mask_file_open(ctx, &file, path);
-    if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    const int status = s == ESA_OK ? file_json(json, ctx, file, &info, &a, path, limit)
-                                   : cli_fail_esa(ctx, s, REPORT_WHAT);
+    if (!s) s = esa_mask_file_get_info(file, &info);
+    const int status = !s ? file_json(json, ctx, file, &info, &a, path, limit)
+                          : cli_fail_esa(ctx, s, REPORT_WHAT);
     axes_free(&a);
     esa_mask_file_free(file);
     return status;

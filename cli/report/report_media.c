@@ -1,11 +1,13 @@
 /* report_media.c - one video inside the page. An MP4 that browsers play is taken as it is. Anything
  * else is converted to H.264, or to a pile of pictures if there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _XOPEN_SOURCE 700 /* realpath */
 #include "report/report.h"
 #include "clip/clip.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +34,21 @@ __attribute__((format(printf, 3, 4))) static void leave_out(report_text *t, repo
     if (media->reason) strcpy(media->reason, text);
 }
 
+/* Results may come from a stranger, and pages are passed on: only what lies in the folder of the
+ * results goes into the page, also behind links. 1: path does; 0: a message stands in its place. */
+static int is_inside(report_text *t, report_media *media, const char *folder, const char *path)
+{
+    char whole[PATH_MAX], real[PATH_MAX];
+    if (!realpath(path, real) || !realpath(folder, whole)) {
+        leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno));
+        return 0;
+    }
+    const size_t n = strcmp(whole, "/") == 0 ? 0 : strlen(whole);
+    if (strncmp(real, whole, n) == 0 && real[n] == '/') return 1;
+    leave_out(t, media, "'%s' is left out: it lies outside the results folder '%s'.", path, folder);
+    return 0;
+}
+
 /* ---------------------------------------------------------------- folders of pictures */
 
 static int is_png(const struct dirent *d)
@@ -50,11 +67,13 @@ static int png_size(const unsigned char *p, size_t bytes, unsigned *width, unsig
     return 1;
 }
 
-/* Shows the pictures of a folder at rate frames per second. */
-static void embed_pictures(report_text *t, report_media *media, const char *folder, double rate)
+/* Shows the pictures of a folder at rate frames per second. They must lie in root. */
+static void embed_pictures(report_text *t, report_media *media, const char *root,
+                           const char *folder, double rate)
 {
     struct dirent **names = NULL;
     report_text pile = { 0 };
+    int told = 0;
     const int found = scandir(folder, &names, is_png, alphasort),
               count = found < MAX_PICTURES ? found : MAX_PICTURES;
     if (count <= 0) {
@@ -69,6 +88,8 @@ static void embed_pictures(report_text *t, report_media *media, const char *fold
         unsigned width, height;
         char path[PATH_SIZE];
         snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);
+        told = !is_inside(t, media, root, path);
+        if (told) break;
         char *data = cli_read_file(path, &size);
         const int good = data && png_size((const unsigned char *)data, size, &width, &height);
         if (good) {
@@ -83,11 +104,11 @@ static void embed_pictures(report_text *t, report_media *media, const char *fold
         if (!good) break;
     }
     report_puts(&pile, "</div>");
-    if (i < count)
+    if (i < count && !told)
         leave_out(t, media, "'%s/%s' is not a readable PNG picture.", folder, names[i]->d_name);
     else if (pile.failed)
         t->failed = 1;
-    else {
+    else if (i == count) {
         report_put(t, pile.text, pile.used);
         media->fps = rate;
         media->frames = count;
@@ -105,7 +126,7 @@ static void embed_pictures(report_text *t, report_media *media, const char *fold
 static int embed_mp4(report_text *t, report_media *media, const char *path, esa_frames_info *info)
 {
     *info = (esa_frames_info){ .struct_size = sizeof *info };
-    if (media->video.frames_peek(media->ctx, info, path, NULL) != ESA_OK || !info->frames ||
+    if (media->video.frames_peek(media->ctx, info, path, NULL) || !info->frames ||
         !info->plays_in_browsers)
         return 0;
     size_t size;
@@ -165,16 +186,16 @@ static void embed_frames(report_text *t, report_media *media, const esa_frames *
     esa_save_params save = media->video.save_params_default();
     save.codec = ESA_CODEC_H264;
     save.quality = 90;
-    if (media->video.frames_save(media->ctx, clip, mp4, &save) == ESA_OK &&
+    if (!media->video.frames_save(media->ctx, clip, mp4, &save) &&
         embed_mp4(t, media, mp4, &info)) {
         remove_scratch(folder, mp4, pictures);
         return;
     }
     info = (esa_frames_info){ .struct_size = sizeof info };
-    if (media->video.frames_get_info(clip, &info) == ESA_OK &&
-        media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
+    if (!media->video.frames_get_info(clip, &info) &&
+        !media->video.frames_save(media->ctx, clip, pictures, NULL)) {
         pictures[strlen(pictures) - 1] = 0;
-        embed_pictures(t, media, pictures, info.fps > 0 ? info.fps : PICTURES_FPS);
+        embed_pictures(t, media, folder, pictures, info.fps > 0 ? info.fps : PICTURES_FPS);
         media->as_pictures++;
     } else
         leave_out(t, media, "'%s' cannot be converted: %s.", path, esa_ctx_error(media->ctx));
@@ -186,13 +207,13 @@ static void embed_file(report_text *t, report_media *media, const char *path)
     esa_frames_info info;
     esa_frames *clip = NULL;
     if (!media->video.handle &&
-        !(cli_video_built() && cli_video_open(&media->video, REPORT_WHAT) == CLI_OK)) {
+        !(cli_video_built() && !cli_video_open(&media->video, REPORT_WHAT))) {
         leave_out(t, media, "'%s' needs the video engine, and this esa was built without it.",
                   path);
         return;
     }
     if (embed_mp4(t, media, path, &info)) return;
-    if (media->video.frames_load(media->ctx, &clip, path, NULL) == ESA_OK)
+    if (!media->video.frames_load(media->ctx, &clip, path, NULL))
         embed_frames(t, media, clip, path);
     else if (info.codec[0])
         leave_out(t, media, "'%s' is coded as %s, which browsers do not play: %s.", path,
@@ -209,17 +230,19 @@ void report_media_close(report_media *media)
     media->reason = NULL;
 }
 
-void report_media_embed(report_text *t, report_media *media, const char *path, const char *label)
+void report_media_embed(report_text *t, report_media *media, const char *folder, const char *path,
+                        const char *label)
 {
     struct stat about;
     media->fps = 0;
     media->frames = 0;
     media->label = label;
     if (clip_interrupted()) return;
+    if (!is_inside(t, media, folder, path)) return;
     if (stat(path, &about) != 0)
         leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno));
     else if (S_ISDIR(about.st_mode))
-        embed_pictures(t, media, path, PICTURES_FPS);
+        embed_pictures(t, media, folder, path, PICTURES_FPS);
     else
         embed_file(t, media, path);
 }

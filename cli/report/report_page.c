@@ -217,7 +217,7 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
     p->media.frames = 0;
     snprintf(label, sizeof label, "%s: %.280s", v->label, r->prompts[clip] ? r->prompts[clip] : "");
     if (c->video)
-        report_media_embed(&stage, &p->media, c->video, label);
+        report_media_embed(&stage, &p->media, r->folder, c->video, label);
     else
         report_puts(&stage, "<p class=\"why\">No video of this variant.</p>");
     report_puts(t, "<figure class=\"player\"");

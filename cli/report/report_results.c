@@ -246,14 +246,20 @@ static void read_quality_of(report_variant *n, const json_t *v)
     n->identical = videos > 0 && cli_json_number(v, "identical") == (double)videos;
 }
 
-/* Reads the variants of speed.json or quality.json and their clips; 0 when out of memory. */
+/* Reads the variants of speed.json or quality.json and their clips. */
 static int read_variants(report_run *r, int file)
 {
     const json_t *all = cli_json_at(r->value[file], "variants");
     for (size_t i = 0; i < json_array_size(all); i++) {
         const json_t *v = json_array_get(all, i), *videos = cli_json_at(v, "videos");
         report_variant *n = variant_of(r, v);
-        if (!n || (file == REPORT_SPEED && !read_speed_of(r, n, v))) return 0;
+        if (!n) return cli_fail(REPORT_WHAT ": out of memory");
+        if (n->seen & 1 << file)
+            return cli_fail(REPORT_WHAT ": '%s/%s' names the variant '%s' twice", r->folder,
+                            report_file_names[file], n->name);
+        n->seen |= 1 << file;
+        if (file == REPORT_SPEED && !read_speed_of(r, n, v))
+            return cli_fail(REPORT_WHAT ": out of memory");
         if (file == REPORT_QUALITY) read_quality_of(n, v);
         for (size_t k = 0; k < json_array_size(videos); k++) {
             const json_t *video = json_array_get(videos, k);
@@ -264,7 +270,7 @@ static int read_variants(report_run *r, int file)
             clip->identical = json_is_true(cli_json_at(video, "identical"));
         }
     }
-    return 1;
+    return CLI_OK;
 }
 
 /* ---------------------------------------------------------------- the run */
@@ -340,9 +346,10 @@ int report_run_read(report_run *r, const char *folder)
              (long long)r->width, (long long)r->step_count, cpu ? cpu : "");
     r->clip_count = count_clips(r);
     r->prompts = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *r->prompts);
-    if (!r->tag || !r->model || !r->prompts || !read_variants(r, REPORT_SPEED) ||
-        !read_variants(r, REPORT_QUALITY))
-        return cli_fail(REPORT_WHAT ": out of memory");
+    if (!r->tag || !r->model || !r->prompts) return cli_fail(REPORT_WHAT ": out of memory");
+    status = read_variants(r, REPORT_SPEED);
+    if (!status) status = read_variants(r, REPORT_QUALITY);
+    if (status) return status;
     if (r->variant_count == 0)
         return cli_fail(REPORT_WHAT ": the results in '%s' name no variants", folder);
     dense_first(r);

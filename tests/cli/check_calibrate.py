@@ -126,6 +126,58 @@ class Refusals(Base):
         self.assertEqual(self.files(), ["prompts"])
 
 
+    def contents(self):
+        """Every file with its bytes, and where links lead."""
+        return {name: os.readlink(self.path(name)) if os.path.islink(self.path(name)) else self.read(name)
+                for name in self.files() if not os.path.isdir(self.path(name))}
+
+    def test_foreign_entries(self):
+        """A folder with entries that calibrate did not write is refused by name, and stays as it is."""
+        run = ["calibrate", *SMALL, "--num-prompts", 1, "--output", "m"]
+        settings = '{"format": "esa.calibration"}'
+        for entries, says in (({"thesis.txt": "text"}, ["'thesis.txt', which"]),
+                              ({"b": "1", "a": "2", "c": "3"}, ["'a' and 2 more entries"]),
+                              ({".hidden": "1", "b/c": "2"}, ["'.hidden' and 1 more entry"]),
+                              ({"recording.0": "1"}, ["'recording.0', which"]),
+                              ({"masks": "1"}, ["'masks', which"]),
+                              ({"settings.json": '{"format": "another program"}', "recording.0": "1"},
+                               ["'recording.0' and 1 more entry"]),
+                              ({"settings.json": "no JSON"}, ["'settings.json', which"]),
+                              ({"settings.json": settings, "recording.0/x": "1"}, ["'recording.0/', which"]),
+                              ({"settings.json": settings, "recording.0.backup": "1"}, ["'recording.0.backup'"]),
+                              ({"lock": "of another program"}, ["'lock', which"])):
+            for name, text in entries.items():
+                self.put("m.part/" + name, text)
+            before = self.contents()
+            for more in ([], ["--restart"]):
+                self.fails(*run, *more, says=["'m.part'", "did not write", *says])
+                self.assertEqual(self.contents(), before)
+            shutil.rmtree(self.path("m.part"))
+        self.put("m.shard-0-of-1.recording.part/x", "1")
+        self.fails(*run, "--shard", "0/1", says=["'x', which"])
+
+    def test_foreign_entries_behind_links(self):
+        run = ["calibrate", *SMALL, "--num-prompts", 1, "--output", "m"]
+        self.put("elsewhere/thesis.txt", "text")
+        os.symlink("elsewhere", self.path("m.part"))
+        before = self.contents()
+        for more in ([], ["--restart"]):
+            self.fails(*run, *more, says=["'thesis.txt', which"])
+            self.assertEqual(self.contents(), before)
+        os.unlink(self.path("m.part"))
+        # links in the folder are foreign as well, and files are not made behind them
+        for name in ("recording.0", "settings.json", "masks"):
+            os.mkdir(self.path("m.part"))
+            os.symlink("../elsewhere/thesis.txt", self.path("m.part", name))
+            before = self.contents()
+            self.fails(*run, "--restart", says=[f"'{name}', which"])
+            self.assertEqual(self.contents(), before)
+            shutil.rmtree(self.path("m.part"))
+        os.mkdir(self.path("m.part"))
+        os.symlink("../elsewhere/new", self.path("m.part/lock"))
+        self.fails(*run, says=["m.part/lock"])
+
+
 class Calibrate(Base):
     def test_file(self):
         out = self.calibrate("masks/deep/x.safetensors", "--json", "c.json", "--threads", 1)
@@ -232,6 +284,21 @@ class Resume(Base):
                 self.fails(*small, says=["x.part", "other weights", "--restart"])
         self.works(*small, "--restart")
 
+    def test_foreign_entries(self):
+        """Beside the files of a run that is under way, too: then nothing of either is lost."""
+        self.begin("x")
+        self.put("x.part/notes", "text")
+        before = {name: self.read(name) for name in self.files() if name != "x.part"}
+        small = ["calibrate", *SMALL, "--output", "x", "--num-prompts", 3]
+        for more in ([], ["--restart"]):
+            self.fails(*small, *more, says=["'notes', which"])
+        self.assertEqual({name: self.read(name) for name in before}, before)
+        os.rename(self.path("x.part/notes"), self.path("notes"))
+        code, _, err = esa(*small, cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        self.assertIn("1 already recorded", err)
+        self.assertEqual(self.files(), ["notes", "x"])
+
     def test_goes_on(self):
         self.begin("x")
         # budgets come last: they may change
@@ -264,6 +331,37 @@ class Resume(Base):
             self.assertEqual((run.returncode, out), (130, ""))
             self.assertRegex(err.splitlines()[-1], "interrupted; [12] of 3 prompts are recorded in 'x.part'")
 
+    def test_ignored_signals(self):
+        """nohup, and shells for jobs in the background, start programs with signals ignored: they stay so."""
+        def ignore():
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+
+        for words, begun in ((["calibrate", *SMALL, "--num-prompts", 2, "--output", "x"], "prompt 1/2"),
+                             (["generate", *SMALL, "--out", "x.y4m"], "step 1/2")):
+            run = start(*words, cwd=self.dir, preexec_fn=ignore)
+            for line in run.stderr:
+                if begun in line:
+                    break
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                run.send_signal(number)
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, 0, err)
+        self.assertEqual(self.files(), ["x", "x.y4m"])
+
+    def test_hangup(self):
+        """Signals that are not ignored end it, SIGHUP like the others."""
+        for number in (signal.SIGHUP, signal.SIGINT):
+            run = start("generate", *SMALL, "--steps", 500, "--out", "x.y4m", cwd=self.dir)
+            for line in run.stderr:
+                if "step 1/" in line:
+                    break
+            run.send_signal(number)
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, 130, err)
+            self.assertIn("interrupted", err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
+
     def test_shards(self):
         """Shards, merged by the line that the command prints, are one run; so are the same shards in another order."""
         self.calibrate("one", "--budgets", "0.6,0.4", "--warmup", 0.3, prompts=3)
@@ -288,6 +386,20 @@ class Resume(Base):
         self.assertEqual(self.read("other"), self.read("one"))
         self.fails("calibrate", *SMALL, "--num-prompts", 5, "--output", "m/all", "--shard", "0/2",
                    says=["other settings"])
+
+    def test_names_of_shards(self):
+        """The printed command holds for names with quotes and blanks, and takes no shards of another number."""
+        name = "it's; a \"mask\" $(touch oops)"
+        for i, n in ((0, 2), (1, 2), (0, 20)):
+            out = self.works("calibrate", *SMALL, "--num-prompts", 2, "--budgets", 0.5, "--output", name, "--shard",
+                             f"{i}/{n}")
+            line = out.splitlines()[1].strip()
+            if n == 2:
+                merge = line
+        subprocess.run(["bash", "-c", shlex.quote(ESA) + merge[3:]], cwd=self.dir, env=ENV, check=True,
+                       stdout=subprocess.DEVNULL)
+        self.assertEqual(self.info(name)["prompts"], 2)
+        self.assertNotIn("oops", self.files())
 
     def test_many_prompts(self):
         """A recording's sums take 255 contributions: more prompts go into further ones."""
@@ -477,6 +589,24 @@ class Bench(Base):
         schemas.check(self.path("s.json"), "bench-model")
         self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
 
+    def test_default(self):
+        """Without a method, a budget or a work it measures what `esa generate` makes without options."""
+        size = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2, *kit.ONE]
+        self.works("generate", *size, "--out", "a.y4m", "--json", "a.json")
+        video = json.loads(self.read("a.json"))["videos"][0]
+        for more, method, asked in (([], "error", 0.44), (["--method", "error"], "error", 0.44),
+                                    (["--preset", "fast"], "error", 0.3), (["--budgets", 0.5], "entropy", None)):
+            out = self.works("bench", "model", *size, "--rounds", 1, "--no-decode", "--json", "b.json", *more)
+            dense, row = json.loads(self.read("b.json"))["rows"]
+            self.assertEqual((dense["method"], row["method"], row["attention_work"]["asked"]), ("dense", method, asked))
+            self.assertIn("online " + method, out)
+            if asked == 0.44:
+                self.assertEqual(row["attention_work"], video["attention_work"])
+                self.assertEqual(row["round"][0]["layer_density"], video["layer_density"])
+        self.works("bench", "model", *size, "--rounds", 1, "--no-decode", "--json", "b.json", "--method", "entropy",
+                   "--skip-dense")
+        self.assertEqual([row["budget"] for row in json.loads(self.read("b.json"))["rows"]], [0.7, 0.5, 0.3])
+
     def test_turns(self):
         """Every round waits for its line, and input that ends too early ends the run without a result."""
         words = ["bench", "model", *SMALL, "--mode", "dense", "--rounds", 2, "--no-decode", "--turns", "--json",
@@ -495,6 +625,17 @@ class Bench(Base):
         out, err = run.communicate("\n", timeout=60)
         self.assertEqual((run.returncode, out, self.files()), (1, "ready\n" * 2, []))
         self.assertIn("standard input ended before round 2 of 2", err)
+
+    def test_signal_while_it_waits(self):
+        """One signal is enough where the command waits for input."""
+        run = start("bench", "model", *SMALL, "--mode", "dense", "--rounds", 2, "--no-decode", "--turns",
+                    cwd=self.dir, stdin=subprocess.PIPE)
+        self.assertEqual(run.stdout.readline(), "ready\n")
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=60), 130)
+        out, err = run.communicate()
+        self.assertEqual(out, "")
+        self.assertTrue(err.splitlines()[-1].endswith("interrupted, nothing was written"), err)
 
     def test_video(self):
         """`esa bench video` with cached masks: a row per clip that names the mask file."""

@@ -593,12 +593,37 @@ class Recordings(Base):
 class Bench(Base):
     FIELDS = {
         "shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median",
-        "gflops", "of_sgemm", "precision", "speedup_vs_dense", "select_seconds", "order_seconds", "peak_extra_bytes"
+        "gflops", "of_sgemm", "precision", "speedup_vs_dense", "select_seconds", "order_seconds", "peak_extra_bytes",
+        "order", "exact_rows"
     }
 
+    def test_default(self):
+        """Without options the rows are the calls of `esa generate` without options: what the library recommends for
+        the error selector, at the works of the presets."""
+        self.works("bench", "attention", "--shape", "1,2,600,32", "--rounds", "1", "--json", "b.json")
+        dense, *rows = kit.load(self.path("b.json"))["rows"]
+        self.assertEqual((dense["selector"], dense["exact_rows"], dense["order"]), ("dense", 0, None))
+        self.assertEqual([(row["selector"], row["tail"], row["order"], row["exact_rows"], row["density_asked"])
+                          for row in rows], [("error", "levels", "adaptive", 2, x) for x in (0.57, 0.44, 0.3)])
+        for row in rows:
+            self.assertGreater(row["select_seconds"], 0)
+            self.assertGreater(row["order_seconds"], 0)
+        help_text = self.works("bench", "attention", "--help")
+        self.assertIn("(1,0.57,0.44,0.3, as the presets)", " ".join(help_text.split()))
+        # each of them can be chosen, and the other selectors keep theirs
+        self.works("bench", "attention", "--shape", "1,2,600,32", "--rounds", "1", "--json", "b.json", "--density", 0.5,
+                   "--tail", "pooled", "--exact-rows", 3, "--order", "raster")
+        row, = kit.load(self.path("b.json"))["rows"]
+        self.assertEqual((row["selector"], row["tail"], row["order"], row["exact_rows"], row["order_seconds"]),
+                         ("error", "pooled", "raster", 3, None))
+        self.works("bench", "attention", "--shape", "1,2,600,32", "--rounds", "1", "--json", "b.json", "--density", 0.5,
+                   "--selector", "entropy,error")
+        self.assertEqual([(row["tail"], row["order"], row["exact_rows"]) for row in
+                          kit.load(self.path("b.json"))["rows"]], [("none", None, 0), ("levels", "adaptive", 2)])
+
     def test_json(self):
-        out = self.works("bench", "attention", "--shape", "1,2,512,32", "--density", "1,0.5", "--rounds", "3", "--json",
-                         "b.json")
+        out = self.works("bench", "attention", "--selector", "random", "--shape", "1,2,512,32", "--density", "1,0.5",
+                         "--rounds", "3", "--json", "b.json")
         self.assertIn("speedup", out)
         data = kit.load(self.path("b.json"))
         self.assertTrue({"machine", "commit", "sgemm_gflops", "rows"} <= set(data))
@@ -622,8 +647,9 @@ class Bench(Base):
         self.assertEqual(os.listdir(self.dir), ["b.json"])
 
     def test_precision(self):
-        self.works("bench", "attention", "--shape", "1,1,200,32", "--density", "1,0.5", "--block", "32x32", "--rounds",
-                   "1", "--precision", "8", "--tail", "pooled,centroid", "--json", "p.json")
+        self.works("bench", "attention", "--selector", "random", "--shape", "1,1,200,32", "--density", "1,0.5",
+                   "--block", "32x32", "--rounds", "1", "--precision", "8", "--tail", "pooled,centroid",
+                   "--json", "p.json")
         rows = kit.load(self.path("p.json"))["rows"]
         self.assertEqual({row["precision"] for row in rows}, {8})
         self.assertEqual([row["kernel"] == "cpu-8bit" for row in rows], [True, True, False])    # none for centroids
@@ -644,7 +670,7 @@ class Bench(Base):
     def error(self, *args, **how):
         """Rows of the error selector: [with an adaptive order], [without], by tail."""
         found = []
-        for order in (["--order", "adaptive"], []):
+        for order in (["--order", "adaptive"], ["--order", "hilbert"]):
             self.works("bench", "attention", "--shape", "1,2,600,32", "--grid", "6,10,10", "--density", "1,0.4",
                        "--selector", "error", "--tail", "none,pooled,levels", "--block", "64x64", "--rounds", "1",
                        "--json", "b.json", *order, *args, **how)
@@ -665,7 +691,7 @@ class Bench(Base):
     def test_error(self):
         self.error("--fine", "8")
         for args, says in ((["--selector", "error,entropy", "--order", "adaptive"], ["adaptive", "not entropy"]),
-                           (["--order", "adaptive"], ["--selector error", "not random"]),
+                           (["--order", "adaptive", "--selector", "random"], ["--selector error", "not random"]),
                            (["--selector", "error", "--tail", "pooled,centroid"], ["none, pooled or levels"]),
                            (["--selector", "error", "--causal"], ["--causal"]),
                            (["--selector", "error", "--fine", "32"], ["2 .. 16"])):
@@ -675,8 +701,8 @@ class Bench(Base):
 
     def test_random_takes_layouts_too(self):
         args = [
-            "bench", "attention", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1", "--block", "16x16",
-            "--json", "b.json"
+            "bench", "attention", "--selector", "random", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1",
+            "--block", "16x16", "--json", "b.json"
         ]
         self.works(*args)
         plain = kit.load(self.path("b.json"))["rows"][0]["density"]

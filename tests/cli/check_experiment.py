@@ -103,6 +103,24 @@ class Words(Base):
         self.fails("collect", says=["no results"])
 
 
+    def test_foreign_entries(self):
+        """work/ and the frames that are to be replaced are emptied at the end: foreign entries are refused before."""
+        run = ["run", "--tag", "x", *SMALL, *BUDGETS]
+        for folder, name, more in (("work", "thesis.txt", []), ("work", "clips/notes", []),
+                                   ("work", "frames/dense/000.png", []), ("work", "more/", []),
+                                   ("frames", "thesis.txt", ["--keep-frames"]),
+                                   ("frames", "dense/film.mov", ["--keep-frames"])):
+            path = self.put(f"results/x/{folder}/{name}" + ("x" if name.endswith("/") else ""), "text")
+            self.fails(*run, *more, says=[f"results/x/{folder}'", f"'{name}', which this command did not write"])
+            self.assertEqual(kit.read(path), b"text")
+            shutil.rmtree(self.path("results"))
+        self.put("elsewhere/thesis.txt", "text")
+        os.makedirs(self.path("results/x"))
+        os.symlink("../../elsewhere", self.path("results/x/work"))
+        self.fails(*run, says=["'thesis.txt', which"])
+        self.assertEqual(self.read("elsewhere/thesis.txt"), b"text")
+
+
 class Run(Base):
     """One small experiment, made once; the tests look at it and work on copies."""
 

@@ -653,6 +653,21 @@ class Bench(Base):
         self.assertEqual(code, 0, err)
         self.assertIn("0 clips made, 16 were there", out)
 
+    def test_default(self):
+        """Without method, amount and tail it makes the clip of `esa generate` without options."""
+        args = [*LARGER, *self.ARGS[len(SMALL):-2], "--csv", "q.csv"]
+        args.remove("--warmup")                     # --warmup 0
+        args.remove(0)
+        self.works("generate", *LARGER, "--seed", 3, "--out", "a.y4m", "--json", "a.json")
+        video = json.loads(self.read("a.json"))["videos"][0]
+        code, out, err = self.bench(*args)
+        self.assertEqual(code, 0, err)
+        rows = [line.split(",") for line in self.read("q.csv").decode().splitlines()[1:]]
+        self.assertEqual([row[4:8] for row in rows], [["dense", "1.00", "none", "any"],
+                                                      ["error", "work 0.44", "levels", "adaptive"]])
+        self.assertAlmostEqual(float(rows[1][15]), video["attention_work"]["realised"], places=4)
+        self.assertIn("1 clips made, 0 were there", out)
+
     def test_what_works_mean(self):
         """Works without a method mean error; error without a tail has its own, and other methods have two."""
         args = [*LARGER, *self.ARGS[len(SMALL):-2], "--csv", "q.csv"]

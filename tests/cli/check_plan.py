@@ -4,6 +4,7 @@
 ESA MODELS (the folder with wan-tiny in it)."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,36 @@ class Refusals(Base):
         self.fails("generate", *SMALL, "--work", 0.01, "--out", "a.y4m", says=["work is 0.01"])
         self.put("text", b"no plan")
         self.fails("generate", *SMALL, "--work", 0.5, "--plan", "text", "--out", "a.y4m", says=["text"])
+
+
+    def test_foreign_entries(self):
+        """A folder with entries that --plan did not write is refused by name, and stays as it is."""
+        for name, text in (("thesis.txt", "text"), ("state.json", '{"format": "another program"}'),
+                           ("dense-0.safetensors", "1"), ("elsewhere/x", "2")):
+            path = self.put("p.part/" + name, text)
+            for more in ([], ["--restart"]):
+                self.fails(*PLAN, "--plan", "p", *more,
+                           says=["'p.part'", f"'{name.replace('/x', '/')}', which this command did not write"])
+                self.assertEqual(kit.read(path, "r"), text)
+            shutil.rmtree(self.path("p.part"))
+        self.put("elsewhere/thesis.txt", "text")
+        os.symlink("elsewhere", self.path("p.part"))
+        self.fails(*PLAN, "--plan", "p", says=["'thesis.txt', which"])
+        self.assertEqual(self.read("elsewhere/thesis.txt"), b"text")
+
+    def test_one_run_at_a_time(self):
+        """The second of two runs on one file is refused, and the first one ends as if it was alone."""
+        run = subprocess.Popen([ESA, *map(str, [*PLAN, "--plan", "p"])], cwd=self.dir, env=ENV,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in run.stderr:
+            if line.startswith("errors of prompt"):
+                break
+        run.send_signal(signal.SIGSTOP)
+        for more in ([], ["--restart"]):
+            self.fails(*PLAN, "--plan", "p", *more, says=["another run is working in 'p.part'"])
+        run.send_signal(signal.SIGCONT)
+        _, err = run.communicate()
+        self.assertEqual((run.returncode, self.files()), (0, ["p"]), err)
 
 
 class Work(Base):

@@ -205,6 +205,15 @@ class Words(Base):
             self.put("bare/" + name, "{\"format\": 1}")
         self.fails("bare", "--output", "r.html", says=["no variants"])
 
+    def test_variants_named_twice(self):
+        for name in ("speed.json", "quality.json"):
+            self.results("twice", [])
+            data = kit.load(self.path("twice", name))
+            data["variants"].append(data["variants"][-1])
+            self.put("twice/" + name, json.dumps(data))
+            self.fails("twice", "--output", "r.html", says=["twice/" + name, "names the variant 'b0.3' twice"])
+            shutil.rmtree(self.path("twice"))
+
     def test_default_name(self):
         self.results()
         code, out, err = esa("report", "res", cwd=self.dir)
@@ -396,6 +405,41 @@ class Pages(Base):
         self.put("res/videos/b0.5/000/00002.png", b"no picture")
         page, _ = self.page("res", notes=1)
         self.assertIn("00002.png", page.all("p", class_="why")[0]["text"])
+
+    def test_only_videos_of_the_folder(self):
+        """What lies elsewhere is left out, however it is named: the results may be a stranger's."""
+        self.results(prompts=["one"])
+        secret = self.put("secret.mp4", mp4(frames=30))
+        inside = self.read("res/videos/dense/000.mp4")
+        self.put("pile/00000.png", png(16, 16, 77))
+        os.symlink(secret, self.path("res/linked.mp4"))
+        os.symlink("..", self.path("res/up"))
+        os.makedirs(self.path("res/pile"))
+        self.put("res/pile/00000.png", png(16, 16, 78))
+        os.symlink("../../pile/00000.png", self.path("res/pile/00001.png"))
+        os.symlink("videos/dense/000.mp4", self.path("res/within.mp4"))
+        # (its name in speed.json, whether it is shown)
+        for name, shown in ((secret, False), ("../secret.mp4", False), ("videos/../../secret.mp4", False),
+                            ("linked.mp4", False), ("up/secret.mp4", False), ("up/pile", False), ("pile", False),
+                            ("up/res2/x.mp4", False), (self.path("pile"), False), ("within.mp4", True),
+                            ("up/res/videos/dense/000.mp4", True), (self.path("res/within.mp4"), True)):
+            for file in ("speed.json", "quality.json"):
+                data = kit.load(self.path("res", file))
+                for video in data["variants"][0]["videos"]:
+                    video["file"] = name
+                self.put("res/" + file, json.dumps(data))
+            shutil.copytree(self.path("res"), self.path("res2"), symlinks=True)
+            self.put("res2/x.mp4", mp4(frames=30))
+            code, _, err = esa("report", "res", "--output", "r.html", cwd=self.dir)
+            self.assertEqual(code, 0, err)
+            text = self.read("r.html").decode()
+            for hidden in (self.read("secret.mp4"), self.read("pile/00000.png")):
+                self.assertNotIn(base64.b64encode(hidden).decode()[:200], text, name)
+            self.assertEqual("is left out: it lies outside the results folder" in text, not shown, name)
+            self.assertEqual("lies outside the results folder 'res'" in err, not shown, name)
+            if shown:
+                self.assertIn(base64.b64encode(inside).decode(), text)
+            shutil.rmtree(self.path("res2"))
 
     def test_other_formats_are_converted(self):
         """Y4M: H.264 where FFmpeg has an encoder, else pictures."""

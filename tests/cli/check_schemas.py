@@ -114,6 +114,7 @@ class Files(unittest.TestCase):
 
     def test_bench_attention(self):
         shape = ["bench", "attention", "--shape", "1,2,512,64", "--rounds", 1]
+        self.written("bench-attention", *shape)
         self.written("bench-attention", *shape, "--density", "1,0.5", "--selector", "random,entropy", "--tail",
                      "none,pooled", "--dtype", "f32,bf16")
         data = self.written("bench-attention", *shape, "--density", "1,0.5", "--dtype", "bf16", "--device", "cuda",

@@ -4,8 +4,8 @@
 
 C and CUDA are as clang-format 18.1.8 writes them (.clang-format). No line is longer than .editorconfig says: 100
 columns in C, CUDA and Markdown, 120 elsewhere (in Python, ruff checks it). Rows of Markdown tables and lines with a
-link may be longer. Files end with a newline, and no line ends with a blank. Then wrong files are planted, and each must
-be found."""
+link may be longer. Files end with a newline, and no line ends with a blank. C says `if (status)`, never `== ESA_OK`
+(CONTRIBUTING.md). Then wrong files are planted, and each must be found."""
 import pathlib
 import re
 import shutil
@@ -20,6 +20,10 @@ WIDTH = {**dict.fromkeys(C_FILES, 100), ".md": 100, ".py": 10**6, ".sh": 120, ".
 NAMES = ("Makefile", ".editorconfig", ".clang-format", ".gitignore")
 # Other projects' files, data, and pages that programs write.
 NOT_OURS = ("third_party/", "models/", "tests/golden/", "docs/results/", "tests/fuzz/corpus/")
+# Where no status is compared with ESA_OK or CLI_OK.
+PLAIN_STATUS = ("src/", "cli/report/", "cli/cmd_bench", "cli/cmd_calibrate.c", "cli/cmd_doctor.c", "cli/clip/calibrate",
+                "cli/clip/clip_watch", "cli/clip/plan")
+COMPARED = re.compile(r"[!=]=\s*(ESA|CLI)_OK\b|\b(ESA|CLI)_OK\s*[!=]=")
 # file: why its lines may be longer
 LONG = {}
 
@@ -48,6 +52,15 @@ def check_lines(top, name):
         yield f"{name}:{number}: {len(line)} columns, {WIDTH.get(suffix, 120)} are allowed"
 
 
+def check_status(top, name):
+    if not name.endswith(C_FILES) or not name.startswith(PLAIN_STATUS):
+        return
+    for number, line in enumerate((top / name).read_text().splitlines(), 1):
+        found = COMPARED.search(line)
+        if found:
+            yield f"{name}:{number}: '{found.group()}': write if (status) and if (!status)"
+
+
 def clang_format():
     """The program of the right version: beside this interpreter, or on the PATH."""
     beside = pathlib.Path(sys.executable).parent / "clang-format"
@@ -70,6 +83,7 @@ def check(program, top, names):
     errors = check_format(program, top, [name for name in names if name.endswith(C_FILES)])
     for name in names:
         errors += check_lines(top, name)
+        errors += check_status(top, name)
     return errors
 
 
@@ -80,6 +94,9 @@ PLANTED = [
     ("d.sh", "# " + "x" * 120 + "\n", "122 columns"),
     ("e.py", "a = 1 \n", "a blank at the end"),
     ("f.md", "no newline", "no newline at the end"),
+    ("src/g.c", "int g(int s) { return s == ESA_OK; }\n", "write if (status)"),
+    ("cli/report/h.c", "int h(int s) { return CLI_OK != s; }\n", "write if (status)"),
+    ("cli/cmd_bench_i.c", "int i(int s) { return s !=ESA_OK; }\n", "write if (status)"),
 ]
 
 
@@ -89,6 +106,7 @@ def check_planted(program, top):
         copy = pathlib.Path(folder)
         shutil.copy(top / ".clang-format", copy)
         for name, text, words in PLANTED:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_text(text)
             found = check(program, copy, [name])
             if not any(words in error for error in found):
