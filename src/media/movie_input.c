@@ -14,6 +14,7 @@
 
 #include "media/movie_input.h"
 
+#include <libavutil/avstring.h>
 #include <pthread.h>
 #include <string.h>
 

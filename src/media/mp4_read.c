@@ -71,10 +71,19 @@ static int matrix_of(enum AVColorSpace space)
     }
 }
 
+static esa_status check_size(const esa_movie *m, int width, int height)
+{
+    if (width >= 1 && width <= ESA_FRAMES_MAX_SIDE && height >= 1 && height <= ESA_FRAMES_MAX_SIDE)
+        return ESA_OK;
+    return esa_fail(m->ctx, ESA_ERR_FORMAT, "%.200s has %d x %d pixels, expected sides of 1 .. %d",
+                    m->path, width, height, ESA_FRAMES_MAX_SIDE);
+}
+
 /* Makes room for one more frame of the size of f. */
 static esa_status reserve(decoding *m, const AVFrame *f)
 {
     const esa_frames *v = *m->out;
+    ESA_TRY(check_size(&m->movie, f->width, f->height));
     if (v && (f->width != v->width || f->height != v->height))
         return esa_fail(m->movie.ctx, ESA_ERR_FORMAT,
                         "%.200s changes its size from %d x %d to %d x %d at frame %d",
@@ -197,11 +206,13 @@ static esa_status read_movie(decoding *d, esa_frames_info *info)
                                                           : stream->r_frame_rate);
     if (esa_fps_valid(rate)) d->fps = rate;
     d->expected = expected_frames(m->format, stream, d->fps);
-    *info = esa_frames_sizes(stream->nb_frames <= ESA_FRAMES_MAX_COUNT ? stream->nb_frames : 0,
-                             stream->codecpar->height, stream->codecpar->width, d->fps);
+    const int counted = stream->nb_frames >= 1 && stream->nb_frames <= ESA_FRAMES_MAX_COUNT;
+    *info = esa_frames_sizes(counted ? stream->nb_frames : 0, stream->codecpar->height,
+                             stream->codecpar->width, d->fps);
     info->plays_in_browsers = plays_in_browsers(m->format, stream->codecpar);
     snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream->codecpar->codec_id));
-    return d->out ? decode(d, stream) : ESA_OK;
+    return d->out ? decode(d, stream)
+                  : check_size(m, stream->codecpar->width, stream->codecpar->height);
 }
 
 esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,

@@ -304,7 +304,7 @@ static void *read_often(void *user)
     if (esa_ctx_create(&ctx, &p)) return "no ctx";
     pthread_barrier_wait(r->start);
     const char *wrong = NULL;
-    for (int i = 0; i < 60 && !wrong; i++) {
+    for (int i = 0; i < 20 && !wrong; i++) {
         esa_frames *frames;
         if (esa_frames_load(ctx, &frames, r->path, NULL)) wrong = "a file that was not read";
         esa_frames_free(frames);
@@ -323,7 +323,7 @@ static void log_level(void **state)
     char path[640];
     snprintf(path, sizeof path, "%s", scratch_path(&s, "a.mp4"));
     av_log_set_level(AV_LOG_VERBOSE);
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 2; round++) {
         enum { THREADS = 4 };
         pthread_barrier_t start;
         pthread_t thread[THREADS];
