@@ -4,8 +4,12 @@
 
 C and CUDA are as clang-format 18.1.8 writes them (.clang-format). No line is longer than .editorconfig says: 100
 columns in C, CUDA and Markdown, 120 elsewhere (in Python, ruff checks it). Rows of Markdown tables and lines with a
-link may be longer. Files end with a newline, and no line ends with a blank. Then wrong files are planted, and each must
-be found."""
+link may be longer. Files end with a newline, and no line ends with a blank.
+
+The library formats and reads floating-point numbers through src/base/number.h, which has a decimal point in every
+locale; the command needs no such care, because it never calls setlocale.
+
+Then wrong files are planted, and each must be found."""
 import pathlib
 import re
 import shutil
@@ -22,6 +26,12 @@ NAMES = ("Makefile", ".editorconfig", ".clang-format", ".gitignore")
 NOT_OURS = ("third_party/", "models/", "tests/golden/", "docs/results/", "tests/fuzz/corpus/")
 # file: why its lines may be longer
 LONG = {}
+
+
+# Calls that follow the locale of the program: reading a number, and writing one of these formats.
+READS = re.compile(r"\b(?:strto(?:d|f|ld)|atof)\s*\(")
+WRITES = re.compile(r"\bsn?printf\([^;]*?%[-+#0]*[\d*]*(?:\.[\d*]+)?[aefgAEFG]")
+ALLOWED = ("src/base/number.h",)
 
 
 def tracked(top):
@@ -48,6 +58,17 @@ def check_lines(top, name):
         yield f"{name}:{number}: {len(line)} columns, {WIDTH.get(suffix, 120)} are allowed"
 
 
+def check_locale(top, name):
+    text = (top / name).read_text()
+    if name.startswith(("src/", "cli/")) and re.search(r"\bsetlocale\s*\(", text):
+        yield f"{name}: calls setlocale"
+    if name.startswith("src/") and name not in ALLOWED:
+        for pattern in (READS, WRITES):
+            for found in pattern.finditer(text):
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{name}:{line}: a number that follows the locale: call base/number.h"
+
+
 def clang_format():
     """The program of the right version: beside this interpreter, or on the PATH."""
     beside = pathlib.Path(sys.executable).parent / "clang-format"
@@ -70,6 +91,8 @@ def check(program, top, names):
     errors = check_format(program, top, [name for name in names if name.endswith(C_FILES)])
     for name in names:
         errors += check_lines(top, name)
+        if name.endswith(C_FILES):
+            errors += check_locale(top, name)
     return errors
 
 
@@ -80,6 +103,9 @@ PLANTED = [
     ("d.sh", "# " + "x" * 120 + "\n", "122 columns"),
     ("e.py", "a = 1 \n", "a blank at the end"),
     ("f.md", "no newline", "no newline at the end"),
+    ("src/g.c", "double f(const char *s) { return strtod(s, 0); }\n", "follows the locale"),
+    ("src/h.c", 'int f(char *o, double x) { return snprintf(o, 9, "%s is %.2f", "x", x); }\n', "follows the locale"),
+    ("cli/i.c", 'void f(void) { setlocale(LC_ALL, ""); }\n', "calls setlocale"),
 ]
 
 
@@ -89,6 +115,7 @@ def check_planted(program, top):
         copy = pathlib.Path(folder)
         shutil.copy(top / ".clang-format", copy)
         for name, text, words in PLANTED:
+            (copy / name).parent.mkdir(exist_ok=True)
             (copy / name).write_text(text)
             found = check(program, copy, [name])
             if not any(words in error for error in found):
