@@ -56,7 +56,7 @@ int cmd_evaluate(int argc, char **argv)
     int status = cli_options("esa evaluate", "--reference PATH --generated PATH [options]",
                              "Compares videos with their references: PSNR, SSIM, LPIPS and flicker "
                              "per frame, per video and on average.\n"
-                             "Videos: MP4 and what else FFmpeg reads, Y4M, folders of PNG, tensors "
+                             "Videos: MP4, MKV, WebM, AVI and others, Y4M, folders of PNG, tensors "
                              "[frames, height, width, 3] in safetensors or NPY.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;

@@ -78,7 +78,7 @@ file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")
 list(FILTER tests EXCLUDE REGEX "/test_blas\\.c$") # below, with the libraries it opens
 list(FILTER tests EXCLUDE REGEX "/test_gpu_rounding\\.c$") # below, with kernels
-list(FILTER common EXCLUDE REGEX "/on_gpu(_calls)?\\.c$")
+list(FILTER common EXCLUDE REGEX "/(on_gpu(_calls)?|in_locale)\\.c$")
 esa_isa_flags(common)
 if(ESA_SANITIZE)
   # The plain reference is not under test and would take most of a sanitizer run.
@@ -97,6 +97,8 @@ endforeach()
 add_library(esa_on_gpu OBJECT tests/common/on_gpu.c tests/common/on_gpu_calls.c)
 esa_brief_settings(esa_on_gpu)
 target_include_directories(esa_on_gpu PRIVATE tests src include)
+add_library(esa_in_locale OBJECT tests/common/in_locale.c)
+esa_brief_settings(esa_in_locale)
 if(common AND tests)
   add_library(esa_test_common STATIC ${common})
   esa_compile_settings(esa_test_common)
@@ -113,7 +115,7 @@ foreach(source ${tests})
   endif()
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
-  add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu>)
+  add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu> $<TARGET_OBJECTS:esa_in_locale>)
   esa_brief_settings(${name})
   target_include_directories(${name} PRIVATE tests src bench)
   target_link_options(${name} PRIVATE ${wrapped})
@@ -169,6 +171,24 @@ endforeach()
 if(CMAKE_CROSSCOMPILING)
   return()
 endif()
+# Programs that read and write numbers, in a locale with a decimal comma: as in a host program that
+# called setlocale, and the command as its user has set the environment. The locale is made here,
+# because a machine may lack it.
+set(locale_folder ${CMAKE_CURRENT_BINARY_DIR}/tests/locale)
+file(MAKE_DIRECTORY ${locale_folder})
+add_test(NAME locale.make COMMAND localedef -i de_DE -f UTF-8 ${locale_folder}/de_DE.UTF-8)
+set_tests_properties(locale.make PROPERTIES LABELS unit TIMEOUT 300 FIXTURES_SETUP locale)
+function(esa_locale_test name)      # esa_locale_test(NAME COMMAND...)
+  add_test(NAME locale.${name} COMMAND ${ARGN})
+  set(variables ESA_TEST_LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 LOCPATH=${locale_folder}
+      ${locale_environment})
+  set_tests_properties(locale.${name} PROPERTIES LABELS unit TIMEOUT 1200 FIXTURES_REQUIRED locale
+                       ENVIRONMENT "${variables}")
+endfunction()
+foreach(name test_safetensors_read test_safetensors_write test_gguf test_mask_file test_mask_convert
+             test_recording test_work_plan)
+  esa_locale_test(${name} ${name})
+endforeach()
 # Plugins for tests: one whose GPU is the processor, one with another interface version.
 set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_engine.c tests/cuda/stand_in_rows.c
     tests/cuda/stand_in_products.c tests/cuda/stand_in_transfer.c tests/cuda/stand_in_latents.c
@@ -274,6 +294,9 @@ add_test(NAME cli.schemas COMMAND python3 ${checks}/cli/check_schemas.py $<TARGE
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>
          ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
 set_tests_properties(cli.schemas PROPERTIES LABELS cli TIMEOUT 300)
+esa_locale_test(cli_schemas python3 ${checks}/cli/check_schemas.py $<TARGET_FILE:esa_cli>
+                $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/models
+                $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
 # Videos in the page come through the engine and FFmpeg.
 if(ESA_VIDEO_FFMPEG)
   add_test(NAME cli.report COMMAND python3 ${checks}/cli/check_report.py $<TARGET_FILE:esa_cli>

@@ -79,6 +79,7 @@ missing() {
         [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] || echo libc6-dev-arm64-cross
         have qemu-aarch64 || echo qemu-user
         have strace || echo strace
+        [ -e /usr/share/i18n/locales/de_DE ] || echo locales
         have python3 || echo python3
         python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || echo python3-venv
         python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' >/dev/null 2>&1 ||

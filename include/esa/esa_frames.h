@@ -90,10 +90,19 @@ ESA_API esa_load_params esa_load_params_default(void);
  *  - safetensors, NPY: [frames, height, width, 3] of U8 (0 .. 255), or of F16, F32, F64 or BF16
  *    (safetensors only) in [0, 1]. A batch of 1 may come first. A safetensors file holds a tensor
  *    called `frames`, or only one tensor.
- *  - Anything else: the first video stream that FFmpeg finds (MP4, WebM, MKV, AVI, ...).
+ *  - Anything else: the first video stream that FFmpeg finds in a container that holds its own
+ *    pixels: MP4, MOV, MKV, WebM, AVI, FLV, MPEG, Ogg, ASF, MXF, NUT, IVF, DV, GIF, APNG, a bare
+ *    stream of H.264, HEVC, AV1, MPEG-1, 2 or 4, or a picture (JPEG, WebP, TIFF, BMP, JPEG 2000,
+ *    JPEG XL, QOI, PNM). Files that name other files (playlists, lists, subtitles) are refused:
+ *    nothing but the given file is opened.
+ *
+ * FFmpeg's log level belongs to the process. While any thread reads through FFmpeg it is
+ * AV_LOG_QUIET; after the last such call it is what it was before the first, or what the program
+ * set meanwhile.
  *
  * Fails with ESA_ERR_IO if the file cannot be read, ESA_ERR_FORMAT if it is damaged or not a video,
- * ESA_ERR_UNSUPPORTED if it needs FFmpeg and this build has none; the message names the file.
+ * ESA_ERR_UNSUPPORTED if it needs FFmpeg and this build has none, or for other containers; the
+ * message names the file.
  * params may be NULL. On success the caller owns *frames. */
 ESA_API esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
                                    const esa_load_params *params);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/host_limits.h"
+#include "base/number.h"
 #include "base/pool.h"
 #include "cpu/cpu.h"
 
@@ -150,7 +151,7 @@ esa_status esa_fail(esa_ctx *ctx, esa_status status, const char *format, ...)
     if (ctx) {
         va_list args;
         va_start(args, format);
-        vsnprintf(ctx->error, sizeof ctx->error, format, args);
+        esa_text_vformat(ctx->error, sizeof ctx->error, format, args);
         va_end(args);
         if (ctx->log) ctx->log(ctx->log_user, ESA_LOG_ERROR, ctx->error);
     }
@@ -163,7 +164,7 @@ void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)
     char text[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    esa_text_vformat(text, sizeof text, format, args);
     va_end(args);
     ctx->log(ctx->log_user, level, text);
 }

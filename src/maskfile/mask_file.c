@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/half.h"
+#include "base/number.h"
 #include "base/status.h"
 
 /* Bindings depend on this layout; a change here changes the ABI. */
@@ -80,8 +81,8 @@ static esa_status no_budget(const esa_mask_file *f, int32_t permille)
 {
     char list[160] = "";
     for (int32_t i = 0, n = 0; i < f->info.budget_count; i++)
-        n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", i ? ", " : "",
-                      f->info.budget_permille[i] / 1000.0);
+        n += esa_text_format(list + n, sizeof list - (size_t)n, "%s%.3f", i ? ", " : "",
+                             f->info.budget_permille[i] / 1000.0);
     return esa_fail(f->ctx, ESA_ERR_MISMATCH,
                     esa_mask_file_has_works(f)
                         ? "%s has masks for the total works %s, but not for %.3f"

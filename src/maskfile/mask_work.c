@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/number.h"
 #include "base/status.h"
 #include "rules/work.h"
 
@@ -70,7 +71,7 @@ esa_status esa_mask_file_pick(esa_mask_file *f, int32_t *permille, double work)
     for (int32_t b = 0, n = 0; b < info->budget_count; b++) {
         const double stored = info->budget_permille[b] / 1000.0;
         if (stored <= work + rounding) *permille = info->budget_permille[b];
-        n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", b ? ", " : "", stored);
+        n += esa_text_format(list + n, sizeof list - (size_t)n, "%s%.3f", b ? ", " : "", stored);
     }
     if (*permille >= 0) return ESA_OK;
     return esa_fail(f->ctx, ESA_ERR_MISMATCH, "work is %.3f, but %.120s has masks for the works %s",

@@ -80,8 +80,9 @@ esa_status esa_png_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
                         const uint8_t *bytes, int64_t size, double fps);
 esa_status esa_tensor_video_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
                                  const char *name, const uint8_t *bytes, int64_t size, double fps);
-esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *path,
-                        double fps);
+/* mp4_read.c: what FFmpeg reads. Nothing but the bytes is opened. */
+esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps);
 /* Reads frame i of frames. The picture must have their size. */
 esa_status esa_png_read_into(esa_ctx *ctx, esa_frames *frames, int64_t i, const char *name,
                              const uint8_t *bytes, int64_t size);

@@ -59,10 +59,10 @@ static esa_status load_file(esa_ctx *ctx, esa_frames **frames, esa_frames_info *
                           path);
     else
         status = esa_video_read(ctx, frames, info, path, m.bytes, m.size, fps);
+    if (status == ESA_ERR_UNSUPPORTED && !ctx->error[0])
+        status = esa_mp4_read(ctx, frames, info, path, m.bytes, m.size, fps);
     esa_unmap_file(&m);
-    return status == ESA_ERR_UNSUPPORTED && !ctx->error[0]
-               ? esa_mp4_read(ctx, frames, info, path, fps)
-               : status;
+    return status;
 }
 
 /* ---------------------------------------------------------------- folders */

@@ -1,46 +1,53 @@
-/* mp4_read.c - reads videos through the FFmpeg libraries: the first video stream of any container
- * they know, as 8-bit RGB.
+/* mp4_read.c - reads videos through the FFmpeg libraries: the first video stream of a container, as
+ * 8-bit RGB. movie_input.c opens the container.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Colours are converted with the matrix and range that the stream names; if it names none, with
- * limited-range BT.601, as swscale does. Chroma is upsampled with full accuracy. Only the file
- * itself is opened: neither playlists that refer to other files, nor the network. */
+ * limited-range BT.601, as swscale does. Chroma is upsampled with full accuracy. */
 #include "media/frames.h"
 
 #ifndef ESA_HAVE_FFMPEG
 
-esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *path,
-                        double fps)
+esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps)
 {
     (void)info;
+    (void)bytes;
+    (void)size;
     (void)fps;
     if (frames) *frames = NULL;
     return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                     "%.200s cannot be read: it is neither Y4M, PNG, NPY nor safetensors, and this "
                     "build has no FFmpeg (libavformat-dev, libavcodec-dev, libswscale-dev)",
-                    path);
+                    name);
 }
 
 #else
 
-#include "media/ffmpeg.h"
+#include "media/movie_input.h"
 
 #include <libswscale/swscale.h>
+#include <math.h>
 #include <string.h>
 
 typedef struct decoding {
     esa_movie movie;
+    esa_movie_input input;
     struct SwsContext *scale;
     int stream;
-    int64_t room; /* frames that fit into *out */
+    int64_t room;     /* frames that fit into *out */
+    int64_t expected; /* frames by the words of the file, 0: it does not say */
     esa_frames **out;
     double fps;
 } decoding;
 
-/* Doubles the room; the frames so far are kept. */
+/* Makes room for the first frame, then doubles it; the frames so far are kept. What the file says
+ * about its number of frames may be wrong, so it only ends the doubling. */
 static esa_status grow(decoding *m, int64_t height, int64_t width)
 {
-    const int64_t room = m->room ? 2 * m->room : 64, count = *m->out ? (*m->out)->count : 0;
+    const int64_t count = *m->out ? (*m->out)->count : 0;
+    int64_t room = m->room ? 2 * m->room : 1;
+    if (m->expected > m->room) room = esa_min64(room, m->expected);
     esa_frames *more;
     ESA_TRY(esa_frames_new(m->movie.ctx, &more, esa_min64(room, ESA_FRAMES_MAX_COUNT), height,
                            width, m->fps));
@@ -64,10 +71,19 @@ static int matrix_of(enum AVColorSpace space)
     }
 }
 
+static esa_status check_size(const esa_movie *m, int width, int height)
+{
+    if (width >= 1 && width <= ESA_FRAMES_MAX_SIDE && height >= 1 && height <= ESA_FRAMES_MAX_SIDE)
+        return ESA_OK;
+    return esa_fail(m->ctx, ESA_ERR_FORMAT, "%.200s has %d x %d pixels, expected sides of 1 .. %d",
+                    m->path, width, height, ESA_FRAMES_MAX_SIDE);
+}
+
 /* Makes room for one more frame of the size of f. */
 static esa_status reserve(decoding *m, const AVFrame *f)
 {
     const esa_frames *v = *m->out;
+    ESA_TRY(check_size(&m->movie, f->width, f->height));
     if (v && (f->width != v->width || f->height != v->height))
         return esa_fail(m->movie.ctx, ESA_ERR_FORMAT,
                         "%.200s changes its size from %d x %d to %d x %d at frame %d",
@@ -164,19 +180,23 @@ static int plays_in_browsers(const AVFormatContext *format, const AVCodecParamet
            (codec->format == AV_PIX_FMT_YUV420P || codec->format == AV_PIX_FMT_YUVJ420P);
 }
 
+/* Frames by the words of the file: their number, or the duration times the rate. 0: it does not
+ * say. */
+static int64_t expected_frames(const AVFormatContext *format, const AVStream *stream, double rate)
+{
+    if (stream->nb_frames > 0) return stream->nb_frames;
+    const double seconds = stream->duration > 0
+                               ? (double)stream->duration * av_q2d(stream->time_base)
+                               : (double)format->duration / AV_TIME_BASE;
+    const double count = round(seconds * rate);
+    return count >= 1 && count <= ESA_FRAMES_MAX_COUNT ? (int64_t)count : 0;
+}
+
 static esa_status read_movie(decoding *d, esa_frames_info *info)
 {
     esa_movie *m = &d->movie;
-    AVDictionary *options = NULL;
-    av_dict_set(&options, "protocol_whitelist", "file", 0);
-    char url[4200];
-    snprintf(url, sizeof url, "file:%s", m->path); /* so that a colon in a name is just a colon */
-    int error = avformat_open_input(&m->format, url, NULL, &options);
-    av_dict_free(&options);
-    if (error == AVERROR_INVALIDDATA)
-        return esa_fail(m->ctx, ESA_ERR_FORMAT, "%.200s is not a video file", m->path);
-    if (error < 0) return esa_movie_fail(m, "it cannot be opened", error);
-    error = avformat_find_stream_info(m->format, NULL);
+    ESA_TRY(esa_movie_input_open(m, &d->input));
+    const int error = avformat_find_stream_info(m->format, NULL);
     if (error < 0) return esa_movie_fail(m, "it is damaged", error);
     d->stream = av_find_best_stream(m->format, AVMEDIA_TYPE_VIDEO, -1, -1, NULL, 0);
     if (d->stream < 0)
@@ -185,27 +205,30 @@ static esa_status read_movie(decoding *d, esa_frames_info *info)
     const double rate = av_q2d(stream->avg_frame_rate.num ? stream->avg_frame_rate
                                                           : stream->r_frame_rate);
     if (esa_fps_valid(rate)) d->fps = rate;
-    *info = esa_frames_sizes(stream->nb_frames <= ESA_FRAMES_MAX_COUNT ? stream->nb_frames : 0,
-                             stream->codecpar->height, stream->codecpar->width, d->fps);
+    d->expected = expected_frames(m->format, stream, d->fps);
+    const int counted = stream->nb_frames >= 1 && stream->nb_frames <= ESA_FRAMES_MAX_COUNT;
+    *info = esa_frames_sizes(counted ? stream->nb_frames : 0, stream->codecpar->height,
+                             stream->codecpar->width, d->fps);
     info->plays_in_browsers = plays_in_browsers(m->format, stream->codecpar);
     snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream->codecpar->codec_id));
-    return d->out ? decode(d, stream) : ESA_OK;
+    return d->out ? decode(d, stream)
+                  : check_size(m, stream->codecpar->width, stream->codecpar->height);
 }
 
-esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *path,
-                        double fps)
+esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps)
 {
-    decoding d = { .movie = { .ctx = ctx, .path = path }, .out = frames, .fps = fps };
+    decoding d = { .movie = { .ctx = ctx, .path = name },
+                   .input = { .bytes = bytes, .size = size },
+                   .out = frames,
+                   .fps = fps };
     if (frames) *frames = NULL;
-    /* FFmpeg's log level belongs to the whole process. It is silenced, because the library does not
-     * print, and restored below. */
-    const int level = av_log_get_level();
-    av_log_set_level(AV_LOG_QUIET);
+    esa_movie_quiet(); /* the library does not print */
     const esa_status status = read_movie(&d, info);
-    av_log_set_level(level);
     sws_freeContext(d.scale);
     esa_movie_free(&d.movie);
-    avformat_close_input(&d.movie.format);
+    esa_movie_input_close(&d.movie, &d.input);
+    esa_movie_loud();
     return esa_frames_drop(status, frames);
 }
 

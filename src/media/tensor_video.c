@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/half.h"
+#include "base/number.h"
 #include "io/safetensors.h"
 
 #define SLACK (0.5 / 255) /* half a level: still rounds to 0 .. 255 */
@@ -105,7 +106,7 @@ static double metadata_fps(const esa_tensors *file, double fps)
 {
     const char *text = esa_st_metadata(file, "fps");
     char *end;
-    const double x = text ? strtod(text, &end) : 0;
+    const double x = text ? esa_number_read(text, &end) : 0;
     return text && end != text && *end == 0 && esa_fps_valid(x) ? x : fps;
 }
 
@@ -146,7 +147,7 @@ static esa_status write_all(esa_tensors_writer *writer, const esa_frames *frames
     const int64_t count = (int64_t)frames->height * frames->width * 3;
     const int64_t dim[4] = { frames->count, frames->height, frames->width, 3 };
     char rate[32];
-    snprintf(rate, sizeof rate, "%.10g", fps);
+    esa_text_format(rate, sizeof rate, "%.10g", fps);
     ESA_TRY(esa_st_writer_metadata(writer, "format", "esa-frames-1"));
     ESA_TRY(esa_st_writer_metadata(writer, "fps", rate));
     ESA_TRY(esa_st_writer_declare(writer, "frames", dtypes[pixels], 4, dim));

@@ -102,19 +102,29 @@ static int64_t frame_line(const uint8_t *bytes, int64_t size, int64_t at)
     return end && (bytes[at + 5] == '\n' || bytes[at + 5] == ' ') ? end + 1 - (bytes + at) : -1;
 }
 
-/* Counts the frames, so that memory is only reserved for frames that exist. picture: bytes of one.
- */
+/* The size of the FRAME line at `at` if a whole frame is there, else -1. picture: bytes of one. The
+ * file may change between two looks, so every look at a frame goes through here. */
+static int64_t whole_frame(const uint8_t *bytes, int64_t size, int64_t at, int64_t picture)
+{
+    const int64_t line = frame_line(bytes, size, at);
+    return line >= 0 && size - at - line >= picture ? line : -1;
+}
+
+static esa_status incomplete(esa_ctx *ctx, const y4m *v, int64_t frame)
+{
+    return esa_fail(ctx, ESA_ERR_FORMAT,
+                    "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is incomplete",
+                    v->name, (long long)frame, (long long)v->l.width, (long long)v->l.height);
+}
+
+/* Counts the frames, so that memory is only reserved for frames that exist. */
 static esa_status count_frames(esa_ctx *ctx, int64_t *count, const y4m *v, const uint8_t *bytes,
                                int64_t size, int64_t picture)
 {
     *count = 0;
     for (int64_t at = v->line; at < size; (*count)++) {
-        const int64_t line = frame_line(bytes, size, at);
-        if (line < 0 || size - at - line < picture)
-            return esa_fail(
-                ctx, ESA_ERR_FORMAT,
-                "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is incomplete", v->name,
-                (long long)*count, (long long)v->l.width, (long long)v->l.height);
+        const int64_t line = whole_frame(bytes, size, at, picture);
+        if (line < 0) return incomplete(ctx, v, *count);
         at += line + picture;
     }
     if (!*count) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds no frames", v->name);
@@ -141,10 +151,12 @@ esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
     ESA_TRY(esa_frames_new(ctx, frames, count, v.l.height, v.l.width, v.fps));
     int64_t at = v.line;
     for (int64_t i = 0; i < count; i++) {
-        const uint8_t *plane = bytes + at + frame_line(bytes, size, at);
+        const int64_t line = whole_frame(bytes, size, at, picture);
+        if (line < 0) return esa_frames_drop(incomplete(ctx, &v, i), frames);
+        const uint8_t *plane = bytes + at + line;
         esa_yuv_to_rgb((*frames)->rgb + i * luma * 3, plane, v.planes >= 3 ? plane + luma : NULL,
                        plane + luma + chroma_size, &v.l);
-        at = plane + picture - bytes;
+        at += line + picture;
     }
     return ESA_OK;
 }

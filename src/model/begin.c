@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include "base/host_limits.h"
+#include "base/number.h"
 #include "nn/ops.h"
 
 /* ---------------------------------------------------------------- tiles of the decoder */
@@ -73,8 +74,8 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_
     char left[48] = "";
     m->family->vae.size(m->configs, latent, size);
     if (spare != INT64_MAX)
-        snprintf(left, sizeof left, ", %.2f GB are left",
-                 1e-9 * (double)esa_max64(0, spare - more));
+        esa_text_format(left, sizeof left, ", %.2f GB are left",
+                        1e-9 * (double)esa_max64(0, spare - more));
     return esa_fail(m->ctx, ESA_ERR_MEMORY,
                     "out of memory: decoding %d x %d pixels%s takes %.2f GB%s", size[2], size[1],
                     asked ? " in these tiles" : ", even in tiles,", 1e-9 * (double)*bytes, left);
@@ -92,12 +93,13 @@ static void say_memory(const esa_model *m, const esa_run *r, int64_t decoder)
                   activations = m->family->dit.bytes(m->dit),
                   attention = esa_nn_reserved(&m->nn) + r->mask_bytes;
     if (r->tile) snprintf(tile, sizeof tile, " in tiles of %d pixels", (int)r->tile);
-    snprintf(line, sizeof line,
-             "memory    %.2f GiB: weights %.2f, activations %.2f, attention %.2f, rest %.2f; then "
-             "%.2f for the decoder%s",
-             (double)(m->nn.held + attention) / gib, (double)weights / gib,
-             (double)activations / gib, (double)attention / gib,
-             (double)(m->nn.held - weights - activations) / gib, (double)decoder / gib, tile);
+    esa_text_format(
+        line, sizeof line,
+        "memory    %.2f GiB: weights %.2f, activations %.2f, attention %.2f, rest %.2f; then "
+        "%.2f for the decoder%s",
+        (double)(m->nn.held + attention) / gib, (double)weights / gib, (double)activations / gib,
+        (double)attention / gib, (double)(m->nn.held - weights - activations) / gib,
+        (double)decoder / gib, tile);
     r->p.say(r->p.say_user, line);
 }
 

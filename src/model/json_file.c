@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/number.h"
 #include "io/mapfile.h"
 #include "io/safetensors.h"
 
@@ -23,7 +24,7 @@ esa_status esa_json_fail(esa_json_file *file, esa_status status, const char *for
     char text[300];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    esa_text_vformat(text, sizeof text, format, args);
     va_end(args);
     file->status = esa_fail(file->ctx, status, "%s: %s", file->label, text);
     return file->status;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "model/json_file.h"
 #include "model/weights_internal.h"
 
@@ -286,8 +287,9 @@ static esa_status match_all(matcher *m, void (*report)(void *user, const char *l
         if (!status) status = match_file(m, &changes);
         esa_json_file_close(&m->about);
         if (status) return status;
-        snprintf(line, sizeof line, "%s: LoRA %.200s changes %lld tensors, rank %lld, scale %g",
-                 m->w->part, m->file->label, (long long)changes, (long long)m->rank_most, m->scale);
+        esa_text_format(line, sizeof line,
+                        "%s: LoRA %.200s changes %lld tensors, rank %lld, scale %g", m->w->part,
+                        m->file->label, (long long)changes, (long long)m->rank_most, m->scale);
         if (report) report(user, line);
     }
     return ESA_OK;

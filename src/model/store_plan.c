@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "model/store_internal.h"
 
 static int64_t aligned(int64_t bytes)
@@ -206,22 +207,23 @@ void esa_store_describe(const esa_store *s, void (*say)(void *user, const char *
     if (p.f8) snprintf(f8, sizeof f8, ", %d tensors in fp8", (int)p.f8);
     const double bytes = (double)(p.resident_bytes + p.streamed_bytes) / gib;
     if (!p.streamed_bytes) {
-        snprintf(line, sizeof line, "weights   %s %.2f GiB%s: all on the %s", s->w->part, bytes, f8,
-                 s->nn->be->name);
+        esa_text_format(line, sizeof line, "weights   %s %.2f GiB%s: all on the %s", s->w->part,
+                        bytes, f8, s->nn->be->name);
         say(user, line);
         return;
     }
-    snprintf(line, sizeof line,
-             "weights   %s %.2f GiB%s: %lld of %lld blocks stay on the %s, %lld are copied through "
-             "%lld buffer%s of %.2f GiB",
-             s->w->part, bytes, f8, (long long)p.resident, (long long)p.groups, s->nn->be->name,
-             (long long)(p.groups - p.resident), (long long)p.lanes, p.lanes == 1 ? "" : "s",
-             (double)(p.lane_bytes / p.lanes) / gib);
+    esa_text_format(
+        line, sizeof line,
+        "weights   %s %.2f GiB%s: %lld of %lld blocks stay on the %s, %lld are copied through "
+        "%lld buffer%s of %.2f GiB",
+        s->w->part, bytes, f8, (long long)p.resident, (long long)p.groups, s->nn->be->name,
+        (long long)(p.groups - p.resident), (long long)p.lanes, p.lanes == 1 ? "" : "s",
+        (double)(p.lane_bytes / p.lanes) / gib);
     say(user, line);
-    snprintf(line, sizeof line, "copies    %.2f GiB a forward at %.1f GB/s: %.3f s %s%s",
-             (double)p.streamed_bytes / gib, 1e-9 * p.rate,
-             p.rate > 0 ? (double)p.streamed_bytes / p.rate : 0.0,
-             p.lanes == 1 ? "in turn with the work" : "beside the work",
-             p.pinned ? "" : "; host memory is not pinned, so they need the processor too");
+    esa_text_format(line, sizeof line, "copies    %.2f GiB a forward at %.1f GB/s: %.3f s %s%s",
+                    (double)p.streamed_bytes / gib, 1e-9 * p.rate,
+                    p.rate > 0 ? (double)p.streamed_bytes / p.rate : 0.0,
+                    p.lanes == 1 ? "in turn with the work" : "beside the work",
+                    p.pinned ? "" : "; host memory is not pinned, so they need the processor too");
     say(user, line);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/blocks.h"
+#include "base/number.h"
 #include "io/gguf.h"
 #include "io/mapfile.h"
 #include "model/config.h"
@@ -449,9 +450,10 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
         report(user, line);
     } else if (report) {
         char line[200];
-        snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s",
-                 w->part, (long long)tensors, (long long)esa_weights_parameters(w),
-                 (double)bytes * 1e-9, w->shard_count, w->shard_count == 1 ? "" : "s");
+        esa_text_format(line, sizeof line,
+                        "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s", w->part,
+                        (long long)tensors, (long long)esa_weights_parameters(w),
+                        (double)bytes * 1e-9, w->shard_count, w->shard_count == 1 ? "" : "s");
         report(user, line);
     }
     ESA_TRY(esa_lora_match(w, report, user));

@@ -217,6 +217,31 @@ class Raw(Base):
             self.fails(name, "--out", "out.y4m", says=[name, *words])
 
 
+class References(Base):
+    def test_no_other_file(self):
+        """Files that name a readable secret beside them: nothing of it comes out."""
+        self.put("a.npy", vf.npy(vf.moving(3, 32, 48), (3, 32, 48, 3)))
+        code, _, err = self.call("a.npy", "--out", "secret.mp4", cwd=self.dir)
+        if code and "no FFmpeg" in err:
+            kit.skip(self, "built without FFmpeg")
+        self.assertEqual(code, 0, err)
+        self.works("a.npy", "--out", "secret/")
+        os.rename(self.path("secret/00000.png"), self.path("secret000.png"))
+        self.put("notes.txt", "words that must not become pictures\n")
+        mpd = ('<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration='
+               '"PT1S" profiles="urn:mpeg:dash:profile:isoff-main:2011"><Period><AdaptationSet mimeType="video/mp4">'
+               '<Representation id="0" bandwidth="9"><BaseURL>@/secret.mp4</BaseURL></Representation></AdaptationSet>'
+               "</Period></MPD>\n")
+        hls = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\n@/secret.mp4\n#EXT-X-ENDLIST\n"
+        for name, text in (("concat.mp4", "ffconcat version 1.0\nfile notes.txt\n"),
+                           ("movie.mkv", "ffconcat version 1.0\nfile secret.mp4\n"), ("list.mp4", hls),
+                           ("dash.mp4", mpd), ("secret%03d.png", "a pattern of pictures\n")):
+            self.put(name, text.replace("@", self.dir))
+            for out in ("out.npy", "out/"):
+                self.fails(name, "--out", out, says=[name])
+        self.fails("notes.txt", "--out", "out.npy", says=["notes.txt"])
+
+
 class Export(Base):
     def test_round_trips(self):
         frames, height, width = 7, 32, 48

@@ -205,6 +205,30 @@ static void batch_and_floats(void **state)
     scratch_remove(&s);
 }
 
+/* Numbers have a point, whatever the locale is (cmake runs this program in one with a comma). */
+static void numbers(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    esa_ctx *ctx = context();
+    esa_frames *f = clip(ctx, 1, 4, 4, 23.976), *back;
+    esa_tensors *file;
+    assert_int_equal(esa_frames_save(ctx, f, scratch_path(&s, "a.safetensors"), NULL), ESA_OK);
+    assert_int_equal(esa_tensors_open(ctx, &file, scratch_path(&s, "a.safetensors")), ESA_OK);
+    assert_string_equal(esa_tensors_metadata(file, "fps"), "23.976");
+    esa_tensors_free(file);
+    assert_int_equal(esa_frames_load(ctx, &back, scratch_path(&s, "a.safetensors"), NULL), ESA_OK);
+    assert_true(info_of(back).fps == 23.976);
+    esa_frames_free(back);
+    esa_load_params p = esa_load_params_default();
+    p.fps = -1.5;
+    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "a.safetensors"), &p),
+                   ESA_ERR_ARGUMENT, "fps is -1.5,", NULL);
+    esa_frames_free(f);
+    esa_ctx_free(ctx);
+    scratch_remove(&s);
+}
+
 /* A file cut at any byte, or with any byte changed, gives a message or a video, never a crash. */
 static void cut_and_damaged(void **state)
 {
@@ -326,8 +350,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(there_and_back),   cmocka_unit_test(codecs),
-        cmocka_unit_test(batch_and_floats), cmocka_unit_test(cut_and_damaged),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(batch_and_floats), cmocka_unit_test(numbers),
+        cmocka_unit_test(cut_and_damaged),  cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

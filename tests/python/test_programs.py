@@ -465,6 +465,17 @@ def test_videos_round_trip_and_compare(here):
         Frames.of(video.astype(float))
 
 
+def test_videos_name_no_other_file(here):
+    """A file that refers to another one is refused, although that one can be read."""
+    Frames.of(numpy.zeros((2, 16, 16, 3), numpy.uint8)).save("secret.mp4")
+    for text in ("ffconcat version 1.0\nfile secret.mp4\n",
+                 "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\nsecret.mp4\n#EXT-X-ENDLIST\n"):
+        pathlib.Path("leak.mp4").write_text(text)
+        with pytest.raises(EsaError, match="leak.mp4"):
+            Frames.read("leak.mp4")
+    assert Frames.read("secret.mp4").shape == (2, 16, 16, 3)
+
+
 def test_pairs(here, capfd):
     video = numpy.zeros((2, 16, 16, 3), numpy.uint8)
     for name in ("a/000.safetensors", "a/001.npy", "b/000.safetensors", "b/000.mp4", "b/001.npy", "b/metrics.json"):

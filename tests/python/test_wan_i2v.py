@@ -80,7 +80,10 @@ def test_size_from_the_picture(mini):
     out = esa("--model", mini, *SIZE, "--image", mini.parent / "picture.png", "--height", 32, "--width", 32, "--out",
               mini.parent / "a.y4m")
     assert out.returncode == 0, out.stderr
-    for words, says in ((("--image", "none.png"), "none.png"), ((), "give one")):
+    # a list of files is no picture, although the file it names is one
+    leak = mini.parent / "leak.png"
+    leak.write_text("ffconcat version 1.0\nfile picture.png\n")
+    for words, says in ((("--image", "none.png"), "none.png"), (("--image", leak), "leak.png"), ((), "give one")):
         said = esa("--model", mini, *SIZE, *words)
         assert said.returncode == 1 and says in said.stderr, said.stderr
     said = esa("--image", mini.parent / "picture.png")

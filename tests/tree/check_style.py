@@ -5,7 +5,12 @@
 C and CUDA are as clang-format 18.1.8 writes them (.clang-format). No line is longer than .editorconfig says: 100
 columns in C, CUDA and Markdown, 120 elsewhere (in Python, ruff checks it). Rows of Markdown tables and lines with a
 link may be longer. Files end with a newline, and no line ends with a blank. C says `if (status)`, never `== ESA_OK`
-(CONTRIBUTING.md). Then wrong files are planted, and each must be found."""
+(CONTRIBUTING.md).
+
+The library formats and reads floating-point numbers through src/base/number.h, which has a decimal point in every
+locale; the command needs no such care, because it never calls setlocale.
+
+Then wrong files are planted, and each must be found."""
 import pathlib
 import re
 import shutil
@@ -26,6 +31,12 @@ PLAIN_STATUS = ("src/", "cli/report/", "cli/cmd_bench", "cli/cmd_calibrate.c", "
 COMPARED = re.compile(r"[!=]=\s*(ESA|CLI)_OK\b|\b(ESA|CLI)_OK\s*[!=]=")
 # file: why its lines may be longer
 LONG = {}
+
+
+# Calls that follow the locale of the program: reading a number, and writing one of these formats.
+READS = re.compile(r"\b(?:strto(?:d|f|ld)|atof)\s*\(")
+WRITES = re.compile(r"\bsn?printf\([^;]*?%[-+#0]*[\d*]*(?:\.[\d*]+)?[aefgAEFG]")
+ALLOWED = ("src/base/number.h",)
 
 
 def tracked(top):
@@ -61,6 +72,17 @@ def check_status(top, name):
             yield f"{name}:{number}: '{found.group()}': write if (status) and if (!status)"
 
 
+def check_locale(top, name):
+    text = (top / name).read_text()
+    if name.startswith(("src/", "cli/")) and re.search(r"\bsetlocale\s*\(", text):
+        yield f"{name}: calls setlocale"
+    if name.startswith("src/") and name not in ALLOWED:
+        for pattern in (READS, WRITES):
+            for found in pattern.finditer(text):
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{name}:{line}: a number that follows the locale: call base/number.h"
+
+
 def clang_format():
     """The program of the right version: beside this interpreter, or on the PATH."""
     beside = pathlib.Path(sys.executable).parent / "clang-format"
@@ -84,6 +106,8 @@ def check(program, top, names):
     for name in names:
         errors += check_lines(top, name)
         errors += check_status(top, name)
+        if name.endswith(C_FILES):
+            errors += check_locale(top, name)
     return errors
 
 
@@ -97,6 +121,9 @@ PLANTED = [
     ("src/g.c", "int g(int s) { return s == ESA_OK; }\n", "write if (status)"),
     ("cli/report/h.c", "int h(int s) { return CLI_OK != s; }\n", "write if (status)"),
     ("cli/cmd_bench_i.c", "int i(int s) { return s !=ESA_OK; }\n", "write if (status)"),
+    ("src/j.c", "double f(const char *s) { return strtod(s, 0); }\n", "follows the locale"),
+    ("src/h.c", 'int f(char *o, double x) { return snprintf(o, 9, "%s is %.2f", "x", x); }\n', "follows the locale"),
+    ("cli/i.c", 'void f(void) { setlocale(LC_ALL, ""); }\n', "calls setlocale"),
 ]
 
 

@@ -2,8 +2,8 @@
 """Videos as files and as tensors, through libesa_video: the readers, writers and metrics of the `esa` command.
 
 A video is uint8 [frames, height, width, 3], RGB (what `esa.models.generate_video` returns): a torch tensor on the CPU
-or a numpy array. Formats: .mp4 (and whatever else FFmpeg reads), .y4m, .safetensors and .npy (lossless), a folder of
-PNG."""
+or a numpy array. Formats: .mp4 (read: also .mkv, .webm, .avi and others, through FFmpeg), .y4m, .safetensors and .npy
+(lossless), a folder of PNG."""
 from __future__ import annotations
 
 import ctypes as C

@@ -6,12 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/number.h"
 
 esa_status device_fail(esa_cuda_device *dev, esa_status status, const char *format, ...)
 {
     va_list list;
     va_start(list, format);
-    vsnprintf(dev->error, sizeof dev->error, format, list);
+    esa_text_vformat(dev->error, sizeof dev->error, format, list);
     va_end(list);
     return status;
 }
