@@ -12,6 +12,7 @@ import numpy
 import pipelines
 import pytest
 from esa.core.context import shared_context
+from esa.core.library import EsaError
 from esa.core.mask import MaskFile
 from esa.core.media import Frames
 from esa.core.plan import own_blocks
