@@ -57,9 +57,9 @@ static int32_t default_threads(esa_ctx *ctx)
     int64_t n = cpus;
     if (quota < n * 1000) {
         n = esa_ceil_div(quota, 1000);
-        snprintf(ctx->limit, sizeof ctx->limit,
-                 "the control group's CPU quota is %.2f of the %d CPUs of this process",
-                 1e-3 * (double)quota, (int)cpus);
+        esa_text_format(ctx->limit, sizeof ctx->limit,
+                        "the control group's CPU quota is %.2f of the %d CPUs of this process",
+                        1e-3 * (double)quota, (int)cpus);
     } else if (n > ESA_MAX_THREADS) {
         n = ESA_MAX_THREADS;
         snprintf(ctx->limit, sizeof ctx->limit, "%d is the most, for %d CPUs", ESA_MAX_THREADS,
