@@ -472,7 +472,7 @@ int cmd_bench_video(int argc, char **argv)
           "instead of --work: PSNR against dense that --plan expects to reach; the table names "
           "them \"quality 40\" (not given)" },
         { "--plan", CLI_TEXT, &b.base.p.plan, "FILE", 0, 0, 0,
-          "for --work and --quality: a work plan, made by `esa calibrate --plan` (a built-in "
+          "for --work and --quality: a work plan, made by `esa calibrate --plan` (the uniform "
           "rule)" },
         { "--refresh", CLI_SCHEDULE, &b.base.refresh_every, "early|N", 0, 1000, 0,
           CLIP_REFRESH_HELP },

@@ -353,7 +353,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "instead of --work: the PSNR against dense that --plan expects to reach (not given)" },
         { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },
         { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
-          "work plan, made by `esa calibrate --plan` (a built-in rule)" },
+          "work plan, made by `esa calibrate --plan` (the uniform rule)" },
         { "--cache", CLI_TEXT, &r->cache, "off|auto|X", 0, 0, 0,
           "reuse the output of the transformer while it is expected to change by less than this "
           "part of it; auto: 0.02, 0.03 or 0.05 for the presets, else 0.03 (off)" },

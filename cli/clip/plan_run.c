@@ -417,7 +417,7 @@ static int least_work(job *j, const esa_work_costs *costs, double work, int *rea
         for (int k = 0; k < j->base.dense_layers.count; k++)
             dense[i] |= i / T == j->base.dense_layers.whole[k];
     }
-    /* the built-in rule: what is least does not depend on the plan */
+    /* the uniform rule: what is least does not depend on the plan */
     const esa_status status = esa_work_plan_solve(j->maker.ctx, NULL, j->density, j->layers, T,
                                                   NULL, dense, work, costs, least);
     free(dense);

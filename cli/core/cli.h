@@ -26,8 +26,7 @@ typedef struct cli_command {
 } cli_command;
 
 /* Runs the command argv[0] of the table. Suggests a name for a typing error, and prints the list
- * for
- * --help and without words. path is what the user has typed so far: "esa masks". */
+ * for --help and without words. path is what the user has typed so far: "esa masks". */
 int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
                  char **argv);
 

@@ -64,7 +64,8 @@
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
  *  - In 8 bits NaN and infinity also spread from k to every row that computes its block or uses a
- *    mean of it.
+ *    mean of it. An element of k or v that is not finite is left out of the centres of its head, so
+ *    rows that do not see it may change within the error of the rounding, but never to NaN.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H

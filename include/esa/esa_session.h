@@ -119,7 +119,7 @@ typedef struct esa_session_params {
      * rules above make dense stay dense, and their work counts. */
     const double *density;
     double work;
-    const esa_work_plan *plan; /* for work; borrowed. NULL: the built-in rule (NULL) */
+    const esa_work_plan *plan; /* for work; borrowed. NULL: the uniform rule (NULL) */
     const double *sigma;       /* for work: noise level of each step, f64[steps], falling, within
                                 * 0 .. 1; copied. NULL: spaced as in the plan (NULL) */
     const double *probe;       /* PROBE: densities, copied */

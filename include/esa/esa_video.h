@@ -250,7 +250,7 @@ typedef struct esa_generate_params {
      * It may use the ctx, but not this model: such a call returns ESA_ERR_STATE. */
     void (*denoised)(void *user, const esa_session *session);
     void *denoised_user;
-    const char *plan; /* work plan file for session.work and quality; NULL: the built-in rule */
+    const char *plan; /* work plan file for session.work and quality; NULL: the uniform rule */
     /* Step cache: a step reuses the velocity of the last computed step as long as it is expected to
      * have changed by less than this part of its size; 0: off. The warm-up, the first tenth and the
      * last step are always computed. */

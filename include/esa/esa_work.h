@@ -11,7 +11,8 @@
  * plan serves any resolution and any number of steps: it holds noise levels, and a run looks its
  * steps up by theirs. `esa calibrate --plan` makes plans. docs/plans.md describes the file.
  *
- * Without a plan, a built-in rule of noise level and depth takes its place (src/rules/plan.h).
+ * Without a plan, the uniform rule takes its place: all cells have the same curve and the same
+ * weight, so every sparse cell gets about the same share of the work.
  *
  * The rules of esa.h hold here too. Sessions (esa_session.h) take a plan and a work. */
 #ifndef ESA_WORK_H
@@ -125,7 +126,7 @@ typedef struct esa_work_costs {
 ESA_API esa_work_costs esa_work_costs_default(void);
 
 /* Solves for the density of each cell of a run: density f64[layers][steps], where 1 means dense.
- * plan NULL: the built-in rule. sigma f64[steps]: noise levels of the run, falling; NULL: spaced as
+ * plan NULL: the uniform rule. sigma f64[steps]: noise levels of the run, falling; NULL: spaced as
  * in the plan. dense u8[layers][steps]: 1 where the cell must be dense; NULL: none. work: 0 .. 1.
  * costs NULL: the defaults. *realised (may be NULL) receives the work that the densities will cost.
  * ESA_ERR_ARGUMENT if no densities cost so little (*realised then receives the least work), unless

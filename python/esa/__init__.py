@@ -2,8 +2,11 @@
 """Training-free block-sparse attention for video diffusion transformers.
 
     import esa
+    esa.apply(pipe)                                                  # a diffusers pipeline: 44 % of the attention work
+    esa.apply(pipe, esa.EsaConfig(preset="faithful"))                # 57 %, closer to dense
+    mask = esa.select(q, k, esa.EsaConfig(budget=0.5))               # single calls, of torch or numpy arrays
+    o = esa.attention(q, k, v, mask)
     o = esa.sparse_attention(q, k, v, head_num=24, sparse_type="rf_v2", sparsity=0.8)      # MindIE-SD's call
-    with esa.apply(pipe, esa.EsaConfig.video()) as handle: ...                             # a diffusers pipeline
 
 The C library libesa computes everything, called through ctypes. torch and diffusers are imported only by what needs
 them. docs/python.md is the guide.

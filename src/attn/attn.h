@@ -62,11 +62,10 @@ esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mas
 esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
                                const esa_tensor *k);
 /* Runs attention on views that fit the plan. mask NULL: dense. precision: 8 or 16; 8 only if the
- * plan has it; 0: the plan's. *kernel (may be NULL) receives the name of the kernel, in static
- * storage; names of 8-bit kernels contain ESA_KERNEL_EIGHT. ws NULL: uses the ctx's scratch. */
-#define ESA_KERNEL_EIGHT "8bit"
+ * plan has it; 0: the plan's. *kernel (may be NULL) receives the kernel that runs it. ws NULL: uses
+ * the ctx's scratch. */
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
-                           int32_t precision, const char **kernel);
+                           int32_t precision, esa_attn_kernel *kernel);
 
 /* ---------------------------------------------------------------- exact_rows.c
  * One attention call on any device, with exact rows if args->exact_rows says so. */

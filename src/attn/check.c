@@ -1,5 +1,5 @@
-/* check.c - validates arguments. All argument errors of attention, selection and plans are reported
- * here, in one message that says what was given and what was expected.
+/* check.c - validates arguments on their own: views, shapes, settings, masks and lengths. Whether
+ * they fit a plan is checked in plan.c, and what a single call needs in that call.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "base/half.h"

@@ -242,7 +242,7 @@ esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mas
 }
 
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
-                           int32_t precision, const char **kernel)
+                           int32_t precision, esa_attn_kernel *kernel)
 {
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
@@ -494,7 +494,7 @@ const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const es
         args.perm_q = mask ? plan->perm_q : NULL;
         args.perm_k = mask ? plan->perm_k : NULL;
         if (mask && mask->Hkv) esa_bind_attention_order(&args, mask);
-        name = plan->backend->attention_kernel(plan->ctx, &args);
+        name = plan->backend->attention_kernel(plan->ctx, &args).name;
     }
     esa_ctx_leave(plan->ctx);
     return name;

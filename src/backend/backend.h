@@ -70,11 +70,10 @@ typedef struct esa_backend {
     void (*mark_release)(esa_ctx *ctx, esa_mark *mark);
 
     /* Attention. attention_workspace gives the bytes for any views of these sizes; it only tests
-     * whether pointers in args are NULL. attention_kernel names the kernel that would run, in
-     * static storage. */
+     * whether pointers in args are NULL. attention_kernel says which kernel would run. */
     int64_t (*attention_workspace)(esa_ctx *ctx, const esa_attn_args *args);
     esa_status (*attention)(esa_ctx *ctx, const esa_attn_args *args, void *ws);
-    const char *(*attention_kernel)(esa_ctx *ctx, const esa_attn_args *args);
+    esa_attn_kernel (*attention_kernel)(esa_ctx *ctx, const esa_attn_args *args);
     /* Two calls that do not depend on one another, with a workspace each; the device may run them
      * at the same time. NULL: the device runs one call after the other. */
     esa_status (*attention_both)(esa_ctx *ctx, const esa_attn_args *first, void *first_ws,

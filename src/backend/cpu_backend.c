@@ -96,9 +96,9 @@ static esa_status cpu_attention(esa_ctx *ctx, const esa_attn_args *args, void *w
     return ESA_OK;
 }
 
-static const char *cpu_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
+static esa_attn_kernel cpu_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
 {
-    return esa_attn_cpu_name(ctx->kern, args);
+    return esa_attn_cpu_kernel(ctx->kern, args);
 }
 
 static esa_status cpu_exact_take(esa_ctx *ctx, const esa_attn_args *args, void *rows)

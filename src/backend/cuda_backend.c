@@ -103,7 +103,7 @@ static esa_status cuda_attention(esa_ctx *ctx, const esa_attn_args *args, void *
     return esa_cuda_status(ctx, c->table->attention(c->dev, args, ws, ctx->cuda_stream));
 }
 
-static const char *cuda_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
+static esa_attn_kernel cuda_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
 {
     return ctx->cuda->table->attention_kernel(ctx->cuda->dev, args);
 }

@@ -44,6 +44,12 @@ typedef struct esa_attn_args {
     int32_t exact_rows;
 } esa_attn_args;
 
+/* The attention kernel that runs a call. */
+typedef struct esa_attn_kernel {
+    const char *name; /* static storage */
+    int32_t bits;     /* of its products: 8 or 16, and 16 also for f32 */
+} esa_attn_kernel;
+
 typedef struct esa_select_args {
     const struct esa_cpu_kernels *kern; /* CPU: an f32 kernel set; CUDA: NULL */
     struct esa_pool *pool;              /* CPU: the threads; CUDA: NULL */

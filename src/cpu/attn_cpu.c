@@ -102,9 +102,10 @@ const esa_cpu_kernels *esa_attn_cpu_kernels(const esa_cpu_kernels *best, const e
     return bf16 && best->bf16 ? best->bf16 : best;
 }
 
-const char *esa_attn_cpu_name(const esa_cpu_kernels *best, const esa_attn_args *args)
+esa_attn_kernel esa_attn_cpu_kernel(const esa_cpu_kernels *best, const esa_attn_args *args)
 {
-    return esa_attn_cpu_eight_takes(args) ? "cpu-8bit" : esa_attn_cpu_kernels(best, args)->name;
+    if (esa_attn_cpu_eight_takes(args)) return (esa_attn_kernel){ "cpu-8bit", 8 };
+    return (esa_attn_kernel){ esa_attn_cpu_kernels(best, args)->name, 16 };
 }
 
 int64_t esa_attn_cpu_workspace(const esa_attn_args *args)

@@ -6,9 +6,9 @@
 #include "base/args.h"
 #include "cpu/cpu.h"
 
-/* The kernel set for a call, from the best one of a ctx, and the name of what runs. */
+/* The kernel set for a call, from the best one of a ctx, and what runs. */
 const esa_cpu_kernels *esa_attn_cpu_kernels(const esa_cpu_kernels *best, const esa_attn_args *args);
-const char *esa_attn_cpu_name(const esa_cpu_kernels *best, const esa_attn_args *args);
+esa_attn_kernel esa_attn_cpu_kernel(const esa_cpu_kernels *best, const esa_attn_args *args);
 /* Scratch bytes for esa_attn_cpu. Reads only sizes, kern, pool, blocks, tail and precision. */
 int64_t esa_attn_cpu_workspace(const esa_attn_args *args);
 /* Computes attention. Cannot fail. ws: esa_attn_cpu_workspace bytes,

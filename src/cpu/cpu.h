@@ -3,16 +3,19 @@
  *
  * The table starts with the plain C kernels (kernels_ref.c); each ISA level replaces them with
  * faster ones. docs/kernels.md is the contract of each slot. For all of them: no allocation, no
- * errors, the caller has checked the pointers, dst never overlaps src. Row i of a source is at src
- * + index*stride elements, with index = gather[i], or i without gather.
+ * errors, the caller has checked the pointers, dst never overlaps src. Row i of a source is at
+ * src + index*stride elements, with index = gather[i], or i without gather.
  *
  * There are two families. Attention puts queries along the vectors (nr at a time) and broadcasts
  * keys and values from their rows, in place if they are f32 and in order. Selectors put keys along
  * the vectors. Shapes, in elements of packed_bytes (4 for f32 sets, 2 for bf16):
  *
  *     panel_q  [ceil(rows/nr)][D'][nr]   D' = D; bf16: D rounded up to even, pairs along D
- * interleaved rows_k   [rows][D'] rows_v   [rows][D]                 bf16: rows rounded up to even,
- * [rows/2][D][2] pack_q   [ceil(rows/mr)][D][mr] pack_k   [ceil(rows/nr)][D][nr]
+ *                                        interleaved
+ *     rows_k   [rows][D']
+ *     rows_v   [rows][D]                 bf16: rows rounded up to even, [rows/2][D][2]
+ *     pack_q   [ceil(rows/mr)][D][mr]
+ *     pack_k   [ceil(rows/nr)][D][nr]
  *
  * Missing rows of a panel are zeros. */
 #ifndef ESA_CPU_CPU_H

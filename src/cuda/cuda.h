@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        5
+#define ESA_CUDA_ABI        6
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */
@@ -165,11 +165,11 @@ typedef struct esa_cuda_table {
 
     /* Attention. workspace: bytes for any views of these sizes. It reads only sizes, dtype, tail,
      * causal, blocks, fine, scale, and whether count, kv_len, perm_q and perm_k are NULL. kernel:
-     * name of the kernel that would run ("sm90a", "sm80", "simt"), static storage. */
+     * the kernel that would run ("sm90a", "sm80", "simt", ...). */
     int64_t (*attention_workspace)(const esa_cuda_device *dev, const esa_attn_args *args);
     esa_status (*attention)(esa_cuda_device *dev, const esa_attn_args *args, void *ws,
                             void *stream);
-    const char *(*attention_kernel)(const esa_cuda_device *dev, const esa_attn_args *args);
+    esa_attn_kernel (*attention_kernel)(const esa_cuda_device *dev, const esa_attn_args *args);
     /* Two calls that do not depend on one another, with a workspace each. They may run at the same
      * time; work on the stream that follows waits for both. */
     esa_status (*attention_both)(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,

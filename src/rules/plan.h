@@ -156,13 +156,10 @@ ESA_INLINE double esa_plan_error(const esa_plan_curves *c, int64_t cell, double 
 }
 
 /* ---------------------------------------------------------------- without a plan file
- * The built-in curves. Every constant of them stands here. The error falls by ESA_SHAPE_DECAY
- * nepers from density 0 to 1. The logarithm of the weight is linear in the noise level sigma (1 is
- * pure noise) and in the depth of the layer (0 is the first, 1 the last). */
+ * The built-in curve, which is the same for all cells, with weight 1. The error falls by
+ * ESA_SHAPE_DECAY nepers from density 0 to 1. */
 
 #define ESA_SHAPE_DECAY  9.0
-#define ESA_SHAPE_SIGMA  0.0
-#define ESA_SHAPE_DEPTH  0.0
 #define ESA_SHAPE_POINTS 16 /* densities 1/32, 3/32 .. 31/32 */
 
 ESA_INLINE double esa_shape_density(int32_t point)
@@ -172,10 +169,6 @@ ESA_INLINE double esa_shape_density(int32_t point)
 ESA_INLINE double esa_shape_error(double density)
 {
     return exp(-ESA_SHAPE_DECAY * density) - exp(-ESA_SHAPE_DECAY);
-}
-ESA_INLINE double esa_shape_weight(double sigma, double depth)
-{
-    return exp(ESA_SHAPE_SIGMA * sigma + ESA_SHAPE_DEPTH * depth);
 }
 
 #endif

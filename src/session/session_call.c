@@ -71,7 +71,7 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     esa_session *s = c->s;
     const esa_mask *mask = f ? e->mask : NULL;
     const int32_t by_head = mask && e->plan->backend->host_memory;
-    const char *kernel;
+    esa_attn_kernel kernel;
     if (by_head) ESA_TRY(reserve_heads(s, mask->H));
     ESA_TRY(esa_plan_attend(e->plan, mask, c->t, NULL, esa_session_precision(s, c->layer, c->kind),
                             &kernel));
@@ -79,8 +79,8 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     const esa_session_price price = esa_session_price_of(c, e, f);
     ESA_TRY(esa_session_figures_end(&s->figures, cell, f ? f->facts : NULL, &price));
     cell->calls++;
-    cell->eight += strstr(kernel, ESA_KERNEL_EIGHT) != NULL;
-    cell->kernel = kernel;
+    cell->eight += kernel.bits == 8;
+    cell->kernel = kernel.name;
     cell->when = (int64_t)s->tick;
     if (!f) {
         cell->dense++;

@@ -37,7 +37,7 @@ static int32_t order_of(int32_t mode, int32_t selector)
     return selector == ESA_SELECT_RF_V2 ? ESA_ORDER_TILE : ESA_ORDER_HILBERT;
 }
 
-/* The error selector needs no rule for dense steps and layers: a plan, or the built-in rule, spends
+/* The error selector needs no rule for dense steps and layers: a plan, or the uniform rule, spends
  * the work. */
 static void recommend_error(esa_session_params *p)
 {

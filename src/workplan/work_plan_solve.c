@@ -86,14 +86,11 @@ static void curves_from_plan(run *r, const esa_work_plan *p)
 static void curves_from_shape(run *r)
 {
     for (int32_t k = 0; k < r->points; k++) r->density[k] = esa_shape_density(k);
-    for (int32_t l = 0; l < r->layers; l++)
-        for (int32_t t = 0; t < r->steps; t++) {
-            const int64_t cell = (int64_t)l * r->steps + t;
-            const double depth = r->layers > 1 ? (double)l / (r->layers - 1) : 0;
-            r->weight[cell] = esa_shape_weight(r->sigma[t], depth);
-            for (int32_t k = 0; k < r->points; k++)
-                r->error[cell * r->points + k] = esa_shape_error(r->density[k]);
-        }
+    for (int64_t cell = 0; cell < (int64_t)r->layers * r->steps; cell++) {
+        r->weight[cell] = 1;
+        for (int32_t k = 0; k < r->points; k++)
+            r->error[cell * r->points + k] = esa_shape_error(r->density[k]);
+    }
 }
 
 /* Lets the curves begin at a density: points below it go, and the last of them moves up to it, with

@@ -354,9 +354,10 @@ static esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *firs
     return status ? status : attention(dev, first, first_ws, stream);
 }
 
-static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
+static esa_attn_kernel attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
-    return esa_attn_cpu_eight_takes(args) ? dev->kernel : "stand-in";
+    if (esa_attn_cpu_eight_takes(args)) return (esa_attn_kernel){ dev->kernel, 8 };
+    return (esa_attn_kernel){ "stand-in", 16 };
 }
 
 static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows,

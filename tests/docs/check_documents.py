@@ -9,6 +9,8 @@ In every Markdown file of the tree:
   `esa_plan_create`             some source file contains the name; so for every name with an underscore
   `esa bench attention --shape` the command and its options are in its --help; also in code blocks
   `make test`                   the Makefile has the target
+Public headers name no file below src. CONTRIBUTING.md's table of rooms has the rooms of tests/tree/check_rooms.py, in
+the same order.
 Then wrong documents are planted, one per kind, and each must be found."""
 import fnmatch
 import os
@@ -17,6 +19,9 @@ import re
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tree"))
+from check_rooms import ROOMS  # noqa: E402
 
 SKIPPED = {".git", ".venv", "third_party", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 CODE = (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".cmake", ".def")
@@ -177,6 +182,25 @@ def check_document(tree, path):
         yield check_command(tree, line)
 
 
+def check_rooms(text):
+    """The table of rooms in CONTRIBUTING.md. A row lists rooms that stand side by side."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*) \|$", text, re.M)
+    names = [name for cell, _ in rows for name in re.findall(r"\w+", cell)]
+    parts = {cell: re.findall(r"`(\w+)`", held) for cell, held in rows}
+    rooms = [room.split("/")[1:] for room, _ in ROOMS if room.startswith("src/")]
+    expected = [path[0] for path in rooms if len(path) == 1]
+    if names != expected:
+        yield f"the table of rooms lists {' '.join(names)}; tests/tree/check_rooms.py has {' '.join(expected)}"
+    inner = [path[1] for path in rooms if len(path) == 2]
+    if ["cuda", *inner] not in parts.values():
+        yield f"the table of rooms does not say that cuda has {' '.join(inner)}"
+
+
+def check_header(text):
+    """A public header is installed without the sources."""
+    return [f"names a private file: {name}" for name in re.findall(r"\bsrc/[\w/.]+", text)]
+
+
 def check(tree, documents):
     errors = []
     for path in documents:
@@ -198,6 +222,12 @@ PLANTED = [
     ("```\nesa bench attention --fry 3\n```", "does not know --fry"),
     ("Run `make fries`.", "no target fries"),
 ]
+# What is replaced in CONTRIBUTING.md, by what, and words of the error.
+PLANTED_ROOMS = [
+    ("`workplan`, ", "", "the table of rooms lists base rules cpu cuda ctx mask select io backend attn maskfile"),
+    ("`cpu`, `cuda`", "`cuda`, `cpu`", "the table of rooms lists base rules cuda cpu"),
+    (" and `engine`", "", "does not say that cuda has runtime attention selection engine"),
+]
 SOUND = """# A title
 
 See [this](#a-title), `src/mask/mask.c: esa_mask_free`, `include/esa/*.h`, `esa_mask_free(mask)`, `make test` and
@@ -218,6 +248,13 @@ def check_planted(tree):
                 errors.append(f"planted {text!r}: expected one error with {words!r}, found {found}")
         path.write_text(SOUND)
         errors += [f"a sound document was refused: {e}" for e in check_document(tree, path) if e]
+    if check_header("/* as src/rules/plan.h says */") != ["names a private file: src/rules/plan.h"]:
+        errors.append("planted: a public header that names a private file was not found")
+    rooms = (tree.top / "CONTRIBUTING.md").read_text()
+    for old, new, words in PLANTED_ROOMS:
+        found = list(check_rooms(rooms.replace(old, new)))
+        if len(found) != 1 or words not in found[0]:
+            errors.append(f"planted {new!r} for {old!r}: expected one error with {words!r}, found {found}")
     return errors
 
 
@@ -226,8 +263,11 @@ def main():
     tree = Tree(top, os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else None)
     documents = [top / f for f in tree.files if f.endswith(".md") and f != "CHANGELOG.md"]
     errors = check(tree, documents) + check_planted(tree)
+    for path in sorted((top / "include/esa").iterdir()):
+        errors += [f"include/esa/{path.name}: {e}" for e in check_header(path.read_text())]
+    errors += [f"CONTRIBUTING.md: {e}" for e in check_rooms((top / "CONTRIBUTING.md").read_text())]
     print("\n".join(errors))
-    print(f"{len(documents)} documents, {len(PLANTED)} planted errors: {len(errors)} error(s)")
+    print(f"{len(documents)} documents, {len(PLANTED) + len(PLANTED_ROOMS) + 1} planted errors: {len(errors)} error(s)")
     sys.exit(bool(errors))
 
 

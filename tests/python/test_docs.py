@@ -38,3 +38,12 @@ def test_docstrings_have_examples():
     examples = {name: sum(len(t.examples) for t in finder.find(importlib.import_module(name))) for name in MODULES}
     for name in ("config", "layout", "mask", "session", "functional", "sparse"):
         assert examples[f"esa.core.{name}"] > 0, name
+
+
+def test_first_example_is_the_readme_s():
+    """What help(esa) shows first is the call that the README recommends."""
+    import esa
+    first = next(line for line in esa.__doc__.splitlines() if line.startswith("    esa."))
+    call = first.split("#")[0].strip()
+    readme = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
+    assert call == "esa.apply(pipe)" and f"\n{call} " in readme

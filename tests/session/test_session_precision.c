@@ -1,6 +1,7 @@
 /* test_session_precision.c - which calls of a session run in 8 bits, and that masks do not change.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
+#include "session/session.h"
 #include "common/on_gpu.h"
 #include "common/one_ctx.h"
 
@@ -41,6 +42,47 @@ static void test_schedule(void **state)
             assert_int_equal(mini_stats(s, -1, -1).eight_calls, all);
             esa_session_free(s);
         }
+    mini_free(&m);
+}
+
+static const esa_backend *real; /* of the plans */
+
+static esa_attn_kernel renamed(esa_ctx *c, const esa_attn_args *args)
+{
+    esa_attn_kernel kernel = real->attention_kernel(c, args);
+    kernel.name = kernel.bits == 8 ? "first" : "not-8bit";
+    return kernel;
+}
+
+/* 8-bit calls are counted by what their kernel is, not by its name. */
+static void test_names_mean_nothing(void **state)
+{
+    (void)state;
+    mini m = mini_make(LAYERS, STEPS, 2, 1);
+    static esa_backend other;
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.attention.precision = 8;
+    p.steps16_first = 2;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, mini_run(&m, s, NULL));
+    const esa_session_stats before = mini_stats(s, -1, -1);
+    for (int i = 0; i < ESA_SESSION_PLANS; i++) {
+        if (!s->plan[i].plan) continue;
+        real = s->plan[i].plan->backend;
+        other = *real;
+        other.attention_kernel = renamed;
+        s->plan[i].plan->backend = &other;
+    }
+    ok(ctx, mini_run(&m, s, NULL));
+    const esa_session_stats after = mini_stats(s, -1, -1);
+    assert_string_equal(after.kernel, before.eight_calls ? "first" : "not-8bit");
+    assert_int_equal(after.calls, before.calls);
+    assert_int_equal(after.eight_calls, before.eight_calls);
+    if (!on_gpu() || on_stand_in()) assert_true(after.eight_calls > 0);
+    for (int i = 0; i < ESA_SESSION_PLANS; i++)
+        if (s->plan[i].plan) s->plan[i].plan->backend = real;
+    esa_session_free(s);
     mini_free(&m);
 }
 
@@ -102,6 +144,7 @@ static void test_bad_schedules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedule),
+                                        cmocka_unit_test(test_names_mean_nothing),
                                         cmocka_unit_test(test_same_masks),
                                         cmocka_unit_test(test_bad_schedules) };
     return cmocka_run_group_tests(tests, setup, teardown);

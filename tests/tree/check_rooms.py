@@ -5,38 +5,42 @@
     check_rooms.py SOURCE            checks the tree, then plants violations in a copy and expects each to be found
 
 ROOMS lists the rooms from bottom to top. A room includes itself, public headers and the rooms named beside it, which
-must stand above it in the list: so the table cannot contain a cycle. The table is exact: a permission that no include
-uses is an error, too. Between files there is no cycle either."""
+must stand above it in the list: so the table cannot contain a cycle. The same permission is needed to use a function, a
+type or a variable that a header of another room declares, whichever header brings it. `struct name` needs none, for it
+tells nothing about the struct. The table is exact: a permission that nothing uses is an error, too. Between files there
+is no cycle either."""
+import functools
 import pathlib
 import re
 import shutil
 import sys
 import tempfile
 
-# Room, and the rooms it includes. Every room of src/ may also include src/base. "src/cuda" is cuda/cuda.h, the plugin's
-# interface; the plugin itself has four rooms.
+# Room, and the rooms that it includes or uses. Every room of src/ may also include src/base. "src/cuda" is
+# cuda/cuda.h, the plugin's interface; the plugin itself has four rooms.
 ROOMS = [
     ("src/base", ""),
     ("src/rules", ""),
     ("src/cpu", "src/rules"),
     ("src/cuda", ""),
     ("src/cuda/runtime", "src/cuda"),
-    ("src/cuda/attention", "src/rules src/cuda/runtime"),
-    ("src/cuda/selection", "src/rules src/cuda/runtime src/cuda/attention"),
-    ("src/cuda/engine", "src/cuda/runtime"),
+    ("src/cuda/attention", "src/rules src/cuda src/cuda/runtime"),
+    ("src/cuda/selection", "src/rules src/cuda src/cuda/runtime src/cuda/attention"),
+    ("src/cuda/engine", "src/cuda src/cuda/runtime"),
     ("src/ctx", "src/cpu"),
     ("src/mask", "src/rules src/ctx"),
     ("src/select", "src/rules src/cpu src/mask"),
     ("src/io", "src/ctx"),
     ("src/backend", "src/cpu src/cuda src/ctx src/mask src/select"),
-    ("src/attn", "src/rules src/select src/backend"),
+    ("src/attn", "src/rules src/ctx src/mask src/select src/backend"),
     ("src/workplan", "src/rules src/ctx src/io"),
-    ("src/maskfile", "src/rules src/mask src/select src/io src/workplan"),
-    ("src/session", "src/rules src/io src/backend src/attn src/maskfile src/workplan"),
+    ("src/maskfile", "src/rules src/ctx src/mask src/select src/io src/workplan"),
+    ("src/session", "src/rules src/ctx src/mask src/io src/backend src/attn src/workplan src/maskfile"),
     ("src/nn", "src/cpu src/ctx src/backend"),
     ("src/media", "src/ctx src/io"),
     ("src/metric", "src/ctx src/io src/nn src/media"),
-    ("src/model", "src/rules src/ctx src/io src/attn src/workplan src/session src/nn src/media"),
+    ("src/model", "src/rules src/ctx src/mask src/io src/backend src/attn src/workplan src/maskfile src/session src/nn "
+                  "src/media"),
     ("cli/core", ""),
     ("cli/clip", "cli/core"),
     ("cli/experiment", "cli/core cli/clip"),
@@ -64,6 +68,11 @@ DEVICE_ALLOWED = {
 
 SOURCES = (".c", ".h", ".cu", ".cuh")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">]', re.M)
+# Names that a header declares at the left margin: functions, types, and variables behind extern.
+FUNCTION = re.compile(r"^(?!typedef)[A-Za-z][\w \t*]*?\b(esa_\w+)\(", re.M)
+TYPE = re.compile(r"^\}\s*(esa_\w+);|^typedef [^;{]*?\b(esa_\w+)(?:\)\([^;]*|);", re.M)
+VARIABLES = re.compile(r"^extern ([^;(]*);", re.M)
+USE = re.compile(r"(?<!struct )\b(esa_\w+)")
 
 
 def files_of(top):
@@ -95,6 +104,7 @@ def find(top, path, bracket, target):
     return None
 
 
+@functools.cache
 def strip_comments(text):
     return re.sub(r"/\*.*?\*/|//[^\n]*", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
 
@@ -106,6 +116,40 @@ def check_table(errors):
             if other not in seen and other != "tests/common":
                 errors.append(f"the table lets {room} include {other}, which does not stand below it")
         seen.add(room)
+
+
+@functools.cache
+def declared(text):
+    names = {one or two for one, two in TYPE.findall(text)}
+    for line in VARIABLES.findall(text):
+        names |= set(re.findall(r"\b(esa_\w+)\s*(?=,|$)", line))
+    return frozenset(names | set(FUNCTION.findall(text)))
+
+
+@functools.cache
+def used(text):
+    return frozenset(USE.findall(text))
+
+
+def check_names(top, allowed, unused, errors):
+    """Whether each room may use the names that it uses: {name: rooms whose headers declare it}."""
+    texts = {str(path.relative_to(top)): strip_comments(path.read_text()) for path in files_of(top)}
+    public = set().union(*(declared(strip_comments(p.read_text())) for p in (top / "include/esa").glob("*.h")))
+    owners = {}
+    for name, text in texts.items():
+        if name.startswith("src/") and name.endswith((".h", ".cuh")):
+            for symbol in declared(text) - public:
+                owners.setdefault(symbol, set()).add(room_of(name))
+    if len(owners) < 500:
+        errors.append(f"only {len(owners)} names were found in the headers of src")
+    for name, text in texts.items():
+        room = room_of(name)
+        for symbol in sorted(used(text) & owners.keys()):
+            if room == "tests/common" or room not in allowed or room in owners[symbol]:
+                continue
+            unused -= {(room, other) for other in owners[symbol]}
+            if not owners[symbol] & allowed[room]:
+                errors.append(f"{name}: {room} must not use {symbol} of {min(owners[symbol])}")
 
 
 def check_includes(top, errors):
@@ -135,8 +179,9 @@ def check_includes(top, errors):
             if other != room and other not in allowed[room]:
                 errors.append(f"{name}: {room} must not include {other} ({target})")
             check_sisters(name, found, errors)
+    check_names(top, allowed, unused, errors)
     for room, other in sorted(unused):
-        errors.append(f"the table lets {room} include {other}, and no file does: shorten the table")
+        errors.append(f"the table lets {room} include and use {other}, and no file does: shorten the table")
     check_cycles(graph, errors)
 
 
@@ -228,6 +273,18 @@ PLANTED = [
     ("a room that is not in the table", new_room, "src/attic is not in the table"),
     ("a header that does not exist", lambda top: append(top, "src/io/json.c", '#include "io/nothing.h"\n'),
      "which does not exist"),
+    ("a function of a room that others include",
+     lambda top: append(top, "src/io/json.c", "void plant(void) { esa_order_build(0, 0, 0, 0, 0); }\n"),
+     "src/io must not use esa_order_build of src/mask"),
+    ("a type of a room that others include",
+     lambda top: append(top, "src/media/" + first(top, "src/media"), "static inline void plant(esa_backend *b) {}\n"),
+     "src/media must not use esa_backend of src/backend"),
+    ("a variable of a room above",
+     lambda top: append(top, "src/select/" + first(top, "src/select"), "static void *plant = &esa_backend_cpu;\n"),
+     "src/select must not use esa_backend_cpu of src/backend"),
+    ("the command calls a private function of the library",
+     lambda top: append(top, "cli/main.c", "void plant(void) { esa_fail(0, 0, 0); }\n"),
+     "cli must not use esa_fail of src/ctx"),
     ("a test for the device in a session",
      lambda top: append(top, "src/session/session.c", "int32_t a = ESA_DEVICE_CUDA;\n"), "asks for the device"),
 ]

@@ -5,7 +5,7 @@
 C and CUDA are as clang-format 18.1.8 writes them (.clang-format). No line is longer than .editorconfig says: 100
 columns in C, CUDA and Markdown, 120 elsewhere (in Python, ruff checks it). Rows of Markdown tables and lines with a
 link may be longer. Files end with a newline, and no line ends with a blank. C says `if (status)`, never `== ESA_OK`
-(CONTRIBUTING.md).
+(CONTRIBUTING.md). clang-format leaves the lines of a comment alone, because a comment may hold a table.
 
 The library formats and reads floating-point numbers through src/base/number.h, which has a decimal point in every
 locale; the command needs no such care, because it never calls setlocale.
@@ -127,6 +127,18 @@ PLANTED = [
 ]
 
 
+# A comment with a row that is too long. If clang-format broke it, the rows behind it would run together.
+TABLE = f"""/* The shapes:
+ *
+ *     name     {"shape":{70}} remarks, in a column
+ *     panel_q  {"[ceil(rows/nr)][D'][nr]":{70}} pairs along D interleaved
+ *     rows_k   [rows][D']
+ *     rows_v   [rows][D]
+ */
+int32_t a;
+"""
+
+
 def check_planted(program, top):
     errors = []
     with tempfile.TemporaryDirectory() as folder:
@@ -138,6 +150,12 @@ def check_planted(program, top):
             found = check(program, copy, [name])
             if not any(words in error for error in found):
                 errors.append(f"planted {name}: expected an error with '{words}', found {found}")
+        (copy / "table.c").write_text(TABLE)
+        done = subprocess.run([program, "--style=file", "table.c"], cwd=copy, capture_output=True, text=True)
+        if done.stdout != TABLE:
+            errors.append(f"planted table.c: clang-format changes its comment: {done.stdout}")
+        if not any("table.c:4: 112 columns" in error for error in check(program, copy, ["table.c"])):
+            errors.append("planted table.c: its row of 112 columns was not found")
     return errors
 
 

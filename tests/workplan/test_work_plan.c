@@ -158,13 +158,20 @@ static void test_solver_limits(void **state)
 
 /* ---------------------------------------------------------------- runs */
 
-static void test_built_in_rule(void **state)
+/* Without a plan all cells get the same density, whatever their noise level and layer. */
+static void test_uniform_rule(void **state)
 {
     (void)state;
-    double out[CELLS], realised;
+    static const double noise[T] = { 0.9, 0.3, 0.2, 0.05 };
+    double out[CELLS], other[CELLS], realised;
     ok(esa_work_plan_solve(ctx, NULL, out, L, T, NULL, NULL, 0.44, NULL, &realised));
     assert_true(fabs(realised - 0.44) < 1e-9);
-    for (int i = 0; i < CELLS; i++) assert_true(out[i] > 0 && out[i] <= 1);
+    for (int i = 0; i < CELLS; i++) {
+        assert_true(out[i] > 0 && out[i] <= 1);
+        assert_true(out[i] == out[0]);
+    }
+    ok(esa_work_plan_solve(ctx, NULL, other, L, T, noise, NULL, 0.44, NULL, NULL));
+    assert_memory_equal(out, other, sizeof out);
 }
 
 /* A run with the plan's own noise levels uses its numbers; one with twice the steps has about the
@@ -459,7 +466,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_solver_is_optimal),
                                         cmocka_unit_test(test_solver_pays_fixed_costs),
                                         cmocka_unit_test(test_solver_limits),
-                                        cmocka_unit_test(test_built_in_rule),
+                                        cmocka_unit_test(test_uniform_rule),
                                         cmocka_unit_test(test_mapping_by_noise),
                                         cmocka_unit_test(test_costs),
                                         cmocka_unit_test(test_floor),

@@ -53,7 +53,7 @@ class EsaConfig:
     work, quality, preset, plan
         How much attention the whole video may cost, as a share of dense attention, everything counted: work (0.44), a
         preset ("faithful", "balanced", "fast"), or a quality, the PSNR against dense in dB that the plan shall reach.
-        plan is the path of a work plan (`esa calibrate --plan`); without one a built-in rule spreads the work. Give one
+        plan is the path of a work plan (`esa calibrate --plan`); without one the work is spread evenly. Give one
         of work, quality, preset, budget and sparsity; with none of them selector "error" has preset "balanced".
     selector
         "error" (the default: keeps what the tail would get most wrong), "entropy" (ESA: per-head budgets from attention

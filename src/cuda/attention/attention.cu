@@ -134,17 +134,17 @@ static attention_job job_of(const esa_attn_args *args, const prepared *p)
 }
 
 struct kernel_choice {
-    const char *name;
+    esa_attn_kernel kernel;
     esa_status (*launch)(esa_cuda_device *, const attention_job *, cudaStream_t);
 };
 
 // The parts say whether the call runs in 8 bits; a as the kernels see it no longer tells.
 static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a, const prepared &p)
 {
-    if (p.eight_bit) return { p.eight_bit->name, p.eight_bit->launch };
-    if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
-    if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
-    return { "simt", simt_launch };
+    if (p.eight_bit) return { { p.eight_bit->name, 8 }, p.eight_bit->launch };
+    if (sm90_takes(dev, a)) return { { "sm90a", 16 }, sm90_launch };
+    if (sm80_takes(dev, a)) return { { "sm80", 16 }, sm80_launch };
+    return { { "simt", 16 }, simt_launch };
 }
 
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args)
@@ -154,12 +154,12 @@ int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *arg
     return ws.bytes();
 }
 
-const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
+esa_attn_kernel attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     carve ws(nullptr);
     const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
-    return choose(dev, &job.a, parts).name;
+    return choose(dev, &job.a, parts).kernel;
 }
 
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *workspace,

@@ -30,8 +30,9 @@ struct prepared {
 // of this length.
 enum { ORDER_RUN = 4096 };
 
-// Each call enqueues one launch. a: views in block order, except
-// for gather_rows. gather.cu
+// Each call enqueues one launch. a: views in block order, except for gather_rows.
+//
+// gather.cu
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                        cudaStream_t stream);
 // row_order.cu: ranks the rows and zeroes next. Without a mask it only zeroes next. A head with

@@ -92,18 +92,19 @@ template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
     return (a + b - 1) / b;
 }
 
-// The functions behind esa_cuda_table, one
-// file each. attention.cu
+// The functions behind esa_cuda_table. The lines in between name their files.
+//
+// attention/attention.cu
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);
-const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);
+esa_attn_kernel attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,
                           const esa_attn_args *second, void *second_ws, void *stream);
-// exact_rows.cu
+// attention/exact_rows.cu
 esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows, void *stream);
 esa_status exact_mend(esa_cuda_device *dev, const esa_attn_args *args, const void *o,
                       const float *lse, void *stream);
-// select.cu
+// selection/select.cu
 int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *args);
 esa_status select_run(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *mask,
                       void *ws, void *stream);
@@ -114,11 +115,11 @@ esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *args
                                void *stream);
 esa_status errors_run(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
                       void *stream);
-// order.cu
+// selection/order.cu
 int64_t order_workspace(const esa_cuda_device *dev, const esa_select_args *args);
 esa_status order_run(esa_cuda_device *dev, const esa_select_args *args, int32_t *perm_q,
                      int32_t *perm_k, void *ws, void *stream);
-// mask_bits.cu
+// selection/mask_bits.cu
 esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *mask, const uint8_t *bits,
                          const uint8_t *fine, void *stream);
 esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
