@@ -19,6 +19,55 @@ if(ESA_SANITIZE)
   endif()
 endif()
 
+# Hardening of everything that is built: canaries on the stack, checked calls of libc (not under sanitizers, which check
+# them too), programs that load anywhere, tables of functions that are read-only once the program runs, and no
+# executable stack. tests/install/check_elf.py reads the result. -U comes first because some compilers define it.
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES C)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(ESA_HARDENING -fstack-protector-strong)
+if(NOT ESA_SANITIZE)
+  include(CheckCSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-O2 -Werror -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3")
+  check_c_source_compiles("#include <string.h>\nint main(void) { return 0; }" ESA_FORTIFY_3)
+  unset(CMAKE_REQUIRED_FLAGS)
+  list(APPEND ESA_HARDENING -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$<IF:$<BOOL:${ESA_FORTIFY_3}>,3,2>)
+endif()
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${ESA_HARDENING}>"
+                    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fstack-protector-strong>")
+add_link_options(-Wl,-z,relro,-z,now,-z,noexecstack)
+
+# esa_runtime_path(TARGET FOLDERS [PACKAGE...]): where a file that is installed or packed looks for its libraries.
+# FOLDERS are relative to the file; a folder of a pkg-config package outside the system is added. The path is the same
+# in the build folder and installed: otherwise CMake fills that of the build folder with colons to the length of the other,
+# and the loader takes the empty parts for the current folder.
+function(esa_runtime_path target folders)
+  set(path ${folders})
+  foreach(package ${ARGN})
+    foreach(folder ${${package}_LIBRARY_DIRS})
+      if(NOT folder MATCHES "^/(usr|lib)")
+        list(APPEND path ${folder})
+      endif()
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES path)
+  set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${path}")
+endfunction()
+
+# esa_exports(TARGET NODE PRIVATE SOURCE...): a shared library exports the functions that the headers SOURCE mark with
+# ESA_API, as symbol version NODE, those they mark with ESA_ENGINE as PRIVATE, and nothing else.
+function(esa_exports target node private)
+  set(map ${CMAKE_CURRENT_BINARY_DIR}/generated/${target}.map)
+  list(JOIN ARGN "+" headers)
+  add_custom_command(OUTPUT ${map}
+    COMMAND ${CMAKE_COMMAND} -DHEADERS=${headers} -DNODE=${node} -DPRIVATE=${private} -DOUTPUT=${map}
+            -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.cmake
+    DEPENDS ${ARGN} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.cmake VERBATIM)
+  target_sources(${target} PRIVATE ${map})
+  target_link_options(${target} PRIVATE -Wl,--version-script=${map})
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
+endfunction()
+
 # Warnings, visibility and the POSIX level for one target.
 function(esa_compile_settings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic $<$<BOOL:${ESA_WERROR}>:-Werror>

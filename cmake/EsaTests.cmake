@@ -124,8 +124,8 @@ foreach(source ${tests})
   endif()
   target_link_libraries(${name} PRIVATE esa_static esa_cmocka m)
   # `make bundle` puts cmocka into lib/.
-  set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN/../lib"
-                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  esa_runtime_path(${name} "$ORIGIN/../lib" CMOCKA)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
   if(name MATCHES "^test_gpu_")
     continue() # needs a GPU, or the stand-in
   endif()
@@ -147,8 +147,9 @@ if(TARGET esa_cuda)
   target_include_directories(test_gpu_rounding PRIVATE tests src include)
   target_link_libraries(test_gpu_rounding PRIVATE esa_test_common esa_static esa_cmocka m)
   set_target_properties(test_gpu_rounding PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static
-                        CUDA_ARCHITECTURES OFF BUILD_RPATH "$ORIGIN/../lib"
+                        CUDA_ARCHITECTURES OFF
                         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  esa_runtime_path(test_gpu_rounding "$ORIGIN/../lib" CMOCKA)
   list(APPEND names test_gpu_rounding)
   list(APPEND gpu_tests test_gpu_rounding)
 endif()
@@ -254,6 +255,14 @@ if(NOT ESA_SANITIZE)
   add_test(NAME tree.install COMMAND ${checks}/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
            ${CMAKE_CURRENT_BINARY_DIR})
   set_tests_properties(tree.headers tree.symbols tree.install PROPERTIES LABELS tree TIMEOUT 300)
+  set(engine "")
+  if(TARGET esa_video)
+    set(engine $<TARGET_FILE:esa_video>)
+  endif()
+  add_test(NAME tree.elf COMMAND python3 ${checks}/install/check_elf.py ${CMAKE_CURRENT_BINARY_DIR})
+  add_test(NAME tree.loading COMMAND python3 ${checks}/install/check_loading.py $<TARGET_FILE:esa_cli>
+           $<TARGET_FILE:esa> ${engine})
+  set_tests_properties(tree.elf tree.loading PROPERTIES LABELS tree TIMEOUT 300)
   foreach(name rooms counting)
     add_test(NAME tree.${name}
              COMMAND python3 ${checks}/tree/check_${name}.py ${CMAKE_CURRENT_SOURCE_DIR})

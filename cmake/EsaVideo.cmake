@@ -120,7 +120,9 @@ foreach(face esa_video esa_video_static)
                                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 endforeach()
 # libesa lies beside it, in the build folder and where they are installed.
-set_target_properties(esa_video PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ESA_API_VERSION}
-                      BUILD_RPATH_USE_ORIGIN ON INSTALL_RPATH "$ORIGIN")
+set_target_properties(esa_video PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ESA_API_VERSION})
+esa_runtime_path(esa_video "$ORIGIN" ESA_BLAS ESA_JANSSON ESA_PNG ESA_FFMPEG ESA_SENTENCEPIECE)
+esa_exports(esa_video ESA_VIDEO_${ESA_API_VERSION} ESA_VIDEO_PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include/esa/esa_video.h
+            ${CMAKE_CURRENT_SOURCE_DIR}/include/esa/esa_frames.h)
 set_target_properties(esa_video_static PROPERTIES OUTPUT_NAME esa_video)
 set(ESA_VIDEO_FOUND ON)

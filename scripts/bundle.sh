@@ -26,18 +26,28 @@ cp bench/*.py bench/shapes.def $build/bench/session_overhead bundle/bench/
 mkdir -p bundle/python
 cp -r python/esa bundle/python/
 find bundle/python -name __pycache__ -prune -exec rm -rf {} +
-cp scripts/test-cuda.sh README.md LICENSE bundle/
+cp scripts/test-cuda.sh README.md LICENSE $build/generated/THIRD-PARTY.txt $build/generated/esa.cdx.json bundle/
 bundle/esa --version | sed -n 's/.*(\(.*\)).*/\1/p' >bundle/COMMIT
 
-# Shared libraries outside glibc: what ldd names, plus the CBLAS that the command opens at run time.
+# Shared libraries outside glibc: what ldd names, plus the CBLAS that the command opens at run time. Each brings along
+# its copyright file, which the package that it is from has put on this machine.
+mkdir -p bundle/licenses
+bring() {
+    local package file=$1 name=${1##*/}
+    cp -L "$file" bundle/lib/
+    file=$(realpath "$file")
+    package=$({ dpkg-query -S "$file" || dpkg-query -S "*/${file##*/}"; } 2>/dev/null | sed -n '1s/:.*//p') || true
+    cp -L "/usr/share/doc/${package:-unknown}/copyright" "bundle/licenses/$name.copyright" 2>/dev/null ||
+        { echo "bundle.sh: found no copyright file of $name, which must travel with it" >&2; exit 1; }
+}
 libraries=$(ldconfig -p 2>/dev/null) || true
 blas=$(sed -n 's/.*libopenblas\.so\.0 .*=> //p' <<<"$libraries")
 blas=${blas%%$'\n'*}
 { find bundle/tests bundle/esa -type f -exec ldd {} \; ; [ -z "$blas" ] || ldd "$blas"; } 2>/dev/null |
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa[^/]*)\.so' |
-    while read -r library; do cp -L "$library" bundle/lib/; done
-[ -z "$blas" ] || cp -L "$blas" bundle/lib/
+    while read -r library; do bring "$library"; done
+[ -z "$blas" ] || bring "$blas"
 if ldd bundle/tests/test_attention | grep -q cmocka && ! ls bundle/lib/libcmocka* >/dev/null 2>&1; then
     echo "bundle.sh: cmocka did not get into the bundle" >&2
     exit 1
@@ -69,6 +79,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/esa" "$@"
 INNER
 chmod +x bundle/run-tests.sh bundle/run.sh
+python3 tests/install/check_elf.py --packed --foreign lib bundle
 name=esa-$(bundle/esa --version | awk '{print $2}')-linux-$(uname -m)
 tar -czf "$name.tar.gz" --transform "s,^bundle,$name," bundle
 echo "bundle/ and $name.tar.gz ($(du -h "$name.tar.gz" | cut -f1))"

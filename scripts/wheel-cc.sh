@@ -17,6 +17,7 @@ done
 [ $objects = yes ] || exec "$gcc" "$@"
 
 # What zig calls otherwise: binding inside the library, and gcc's runtimes, in whose place it links its own, statically.
+# Read-only tables, early binding and a stack without code are what it does anyway.
 # Code of nvcc needs the one of C++.
 language=cc
 words=()
@@ -25,6 +26,7 @@ for word in "$@"; do
         -lcudart_static) language=c++; words+=("$word") ;;
         -Wl,-Bsymbolic-functions) words+=(-Wl,-Bsymbolic) ;;
         -static-libstdc++|-static-libgcc) ;;
+        -Wl,-z,relro,-z,now,-z,noexecstack) ;;
         *) words+=("$word") ;;
     esac
 done

@@ -18,27 +18,39 @@ ESA_WHEEL_PYTHON=$(scripts/python-env.sh scripts/requirements-wheel.txt)
 export ESA_WHEEL_PYTHON PATH=${ESA_WHEEL_PYTHON%/*}:$PATH
 export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2}
 folder=build-wheel
-rm -rf $folder/raw $folder/repaired
-mkdir -p $folder/raw
+rm -rf $folder/raw $folder/repaired $folder/raw-again $folder/again
+# The times in the zip file are those of the commit, so that two builds of one commit are equal.
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 
 # gcc compiles and zig links (scripts/wheel-cc.sh). Nothing of this machine's libraries may be needed at run time, so
 # jansson is linked into the command, and the engine, which needs several, stays out.
 defines=(
     CMAKE_C_COMPILER="$PWD/scripts/wheel-cc.sh" ESA_CUDA_LINKER="$PWD/scripts/wheel-cc.sh"
     CMAKE_LINK_DEPENDS_USE_LINKER=OFF ESA_STATIC_JANSSON=ON ESA_VIDEO=OFF ESA_CUDA="$cuda" "ESA_CUDA_MORE=100;120"
+    ESA_LINKER_RUNTIME=zig ESA_LINKER_VERSION="$("$ESA_WHEEL_PYTHON" -m ziglang version)"
 )
 launcher=$(command -v ccache || true)
 [ -z "$launcher" ] || defines+=(CMAKE_C_COMPILER_LAUNCHER="$launcher" CMAKE_CUDA_COMPILER_LAUNCHER="$launcher")
-"$ESA_WHEEL_PYTHON" -m pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-    --wheel-dir $folder/raw -Cbuild-dir=$folder/cmake "${defines[@]/#/-Ccmake.define.}"
-"$ESA_WHEEL_PYTHON" -m auditwheel repair --plat $platform --only-plat --wheel-dir $folder/repaired $folder/raw/*.whl \
-    >$folder/auditwheel.log 2>&1 || { cat $folder/auditwheel.log >&2; exit 1; }
-
+pack() {    # pack RAW REPAIRED: builds what is not built yet, and packs it
+    mkdir -p "$1"
+    "$ESA_WHEEL_PYTHON" -m pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+        --wheel-dir "$1" -Cbuild-dir=$folder/cmake "${defines[@]/#/-Ccmake.define.}"
+    "$ESA_WHEEL_PYTHON" -m auditwheel repair --plat $platform --only-plat --wheel-dir "$2" "$1"/*.whl \
+        >$folder/auditwheel.log 2>&1 || { cat $folder/auditwheel.log >&2; exit 1; }
+}
+pack $folder/raw $folder/repaired
+pack $folder/raw-again $folder/again
 wheel=$(ls $folder/repaired/*.whl)
+cmp "$wheel" $folder/again/*.whl || { echo "wheel.sh: packed twice, the wheel differs" >&2; exit 1; }
 "$ESA_WHEEL_PYTHON" -m auditwheel show "$wheel"
 parts=$("$ESA_WHEEL_PYTHON" -m zipfile -l "$wheel")
 for part in esa/lib/libesa.so esa/bin/esa; do
     grep -q "$part" <<<"$parts" || { echo "wheel.sh: $part is missing in $wheel" >&2; exit 1; }
+done
+for check in check_elf.py:--packed "check_notices.py:$PWD"; do
+    rm -rf $folder/files
+    "$ESA_WHEEL_PYTHON" -m zipfile -e "$wheel" $folder/files
+    "$ESA_WHEEL_PYTHON" "tests/install/${check%%:*}" "${check#*:}" $folder/files
 done
 [ "$cuda" = OFF ] || grep -q esa/lib/libesa_cuda.so <<<"$parts" ||
     { echo "wheel.sh: the CUDA plugin is missing in $wheel" >&2; exit 1; }

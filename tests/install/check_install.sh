@@ -10,6 +10,8 @@ trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/prefix"         # an installed tree may be moved
 prefix=$work/prefix
+python3 "$source/tests/install/check_elf.py" --packed "$prefix"
+python3 "$source/tests/install/check_notices.py" "$source" "$prefix"
 pc=$(find "$prefix" -name esa.pc)
 export PKG_CONFIG_PATH=$(dirname "$pc")
 libdir=$(dirname "$PKG_CONFIG_PATH")

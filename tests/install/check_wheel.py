@@ -114,6 +114,10 @@ def main(wheel, arguments):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(scratch / "files")
         check_files(scratch / "files", errors)
+        install = TOP / "tests" / "install"
+        for words in (["check_elf.py", "--packed"], ["check_notices.py", TOP]):
+            if subprocess.run([sys.executable, install / words[0], *words[1:], scratch / "files"]).returncode:
+                errors.append(f"{words[0]} refuses its files")
         check_environment(scratch / "environment", wheel, arguments, errors)
     for error in errors:
         print(f"check_wheel: {error}", file=sys.stderr)

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Where programs and libraries look for others, and how they are hardened.
+
+    check_elf.py [--packed] [--foreign NAME] FOLDER...
+
+Looks at every program and shared library below the folders. No part of a search path is empty or relative, because the
+loader takes both for the current folder. Programs load anywhere, functions are bound before the program runs and their
+tables are read-only then, no stack is executable, and esa's own libraries and command check their stacks.
+
+    --packed        the files run elsewhere: every part of a search path is relative to the file ($ORIGIN)
+    --foreign NAME  a file that others built (a library that a bundle brings along): only its search path is checked;
+                    NAME is its folder, relative to FOLDER"""
+import argparse
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+
+OWN = re.compile(r"libesa(_video|_cuda)?\.so(\.\d+)*|esa")
+
+
+def is_linked(path):
+    """A program or shared library: not an object file, not an archive, and no link to one."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(18)
+    return head[:4] == b"\x7fELF" and len(head) == 18 and struct.unpack("<H", head[16:])[0] in (2, 3)
+
+
+def linked_files(folder):
+    for parent, folders, files in os.walk(folder):
+        if "CMakeFiles" in folders:     # what CMake tried out while it configured
+            folders.remove("CMakeFiles")
+        yield from (p for p in (pathlib.Path(parent, f) for f in sorted(files)) if is_linked(p))
+
+
+def readelf(path):
+    done = subprocess.run(["readelf", "-W", "-h", "-l", "-d", "--dyn-syms", path], capture_output=True, text=True,
+                          check=True, env={**os.environ, "LC_ALL": "C"})
+    return done.stdout
+
+
+def search_paths(text):
+    return re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text)
+
+
+def path_faults(text, packed):
+    for whole in search_paths(text):
+        for part in whole.split(":"):
+            if not part:
+                yield f"its search path {whole!r} has an empty part"
+            elif part != "$ORIGIN" and not part.startswith(("$ORIGIN/", "/")):
+                yield f"its search path {whole!r} has a relative part"
+            elif packed and part.startswith("/"):
+                yield f"its search path {whole!r} names a folder of the machine that built it"
+
+
+def hardening_faults(name, text):
+    if not re.search(r"Type:\s+DYN", text):
+        yield "it loads at a fixed address (no PIE)"
+    if "GNU_RELRO" not in text:
+        yield "it has no PT_GNU_RELRO"
+    if not re.search(r"BIND_NOW|\bFlags:.*\bNOW\b", text):
+        yield "its functions are bound late (no BIND_NOW)"
+    stack = re.search(r"GNU_STACK.*", text)
+    if not stack or re.search(r"\sRWE\s", stack.group()):
+        yield "its stack is executable"
+    if OWN.fullmatch(name) and "__stack_chk_fail" not in text:
+        yield "it does not check its stack (__stack_chk_fail)"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--foreign")
+    parser.add_argument("folders", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    faults, count, own = [], 0, 0
+    for folder in arguments.folders:
+        for path in linked_files(folder):
+            text = readelf(path)
+            count += 1
+            faults += [f"{path}: {fault}" for fault in path_faults(text, arguments.packed)]
+            if arguments.foreign and path.is_relative_to(folder / arguments.foreign):
+                continue
+            own += OWN.fullmatch(path.name) is not None
+            faults += [f"{path}: {fault}" for fault in hardening_faults(path.name, text)]
+    if own < 2:
+        faults.append(f"{own} of esa's own files were found among {count}, expected libesa and the command at least")
+    for fault in sorted(set(faults)):
+        print(f"check_elf: {fault}", file=sys.stderr)
+    print(f"{count} programs and libraries")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
