@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <esa/esa_tensors.h>
 #include "base/status.h"
 #include "io/outfile.h"
 #include "io/outpath.h"
