@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char what[] = "bench model";
 enum { MODE_ONLINE, MODE_CACHED, MODE_DENSE };
@@ -126,13 +127,15 @@ static int warm_caches(bench *b)
 /* Says "ready" and waits until whoever started this process gives it the turn with a line. */
 static int wait_turn(const bench *b, int64_t round)
 {
-    int c;
+    char c = 0;
+    ssize_t got = 1;
     puts("ready");
     fflush(stdout);
-    do c = getchar();
-    while (c != EOF && c != '\n');
-    if (clip_interrupted()) return CLIP_INTERRUPTED;
-    return c == EOF ? cli_fail("%s: standard input ended before round %lld of %lld", what,
+    while (got > 0 && c != '\n') {
+        if (clip_wait_input()) return CLIP_INTERRUPTED;
+        got = read(STDIN_FILENO, &c, 1);
+    }
+    return got < 1 ? cli_fail("%s: standard input ended before round %lld of %lld", what,
                                (long long)round + 1, (long long)b->rounds)
                     : CLI_OK;
 }

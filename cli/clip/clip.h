@@ -190,6 +190,8 @@ int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *refe
  * leave nothing behind; a second signal ends the process. Those that are ignored stay ignored. */
 void clip_catch_signals(void);
 int clip_interrupted(void);
+/* Waits until standard input can be read without waiting. Returns 1 if a signal came first. */
+int clip_wait_input(void);
 /* Progress of esa_generate: user is a clip_watch. */
 int32_t clip_progress(void *user, const esa_progress *progress);
 /* "1:05" or "2:03:04". */

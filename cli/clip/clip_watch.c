@@ -5,6 +5,7 @@
 #include <math.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/select.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t interrupted, at_terminal;
@@ -38,6 +39,23 @@ void clip_catch_signals(void)
 }
 
 int clip_interrupted(void) { return interrupted; }
+
+/* The signals are blocked between the look at `interrupted` and the wait, so none is missed. */
+int clip_wait_input(void)
+{
+    sigset_t ours, before;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGINT);
+    sigaddset(&ours, SIGTERM);
+    sigaddset(&ours, SIGHUP);
+    sigprocmask(SIG_BLOCK, &ours, &before);
+    fd_set input;
+    FD_ZERO(&input);
+    FD_SET(STDIN_FILENO, &input);
+    if (!interrupted) pselect(STDIN_FILENO + 1, &input, NULL, NULL, NULL, &before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return interrupted;
+}
 
 void clip_clock(char out[24], double seconds)
 {

@@ -245,9 +245,10 @@ static void beside_the_program(void **state)
     const int found = run_from("/", program[1], NULL, NULL);
     /* a plugin in the current folder is none of ours */
     const int strayed = run_from(with, program[0], NULL, NULL);
-    const int named = run_from(with, program[0], "libesa_cuda.so",
-                               NULL); /* unless it was asked for */
+    /* nor is it if $ESA_CUDA_LIB names it by a relative path */
+    const int named = run_from(with, program[0], "libesa_cuda.so", NULL);
     const int relative = run_from(with, program[0], "../libesa_stand_in.so", NULL);
+    const int absolute = run_from("/", program[0], plugin, NULL);
     const int searched = run_from("/", program[0], "libesa_cuda.so", with);
     unlink(plugin);
     for (int i = 0; i < 2; i++) unlink(program[i]);
@@ -255,8 +256,9 @@ static void beside_the_program(void **state)
     rmdir(without);
     assert_int_equal(found, 0);
     assert_int_equal(strayed, 1);
-    assert_int_equal(named, 0);
-    assert_int_equal(relative, 0);
+    assert_int_equal(named, 1);
+    assert_int_equal(relative, 1);
+    assert_int_equal(absolute, 0);
     assert_int_equal(searched, 1);
 }
 
