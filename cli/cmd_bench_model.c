@@ -136,8 +136,8 @@ static int wait_turn(const bench *b, int64_t round)
         got = read(STDIN_FILENO, &c, 1);
     }
     return got < 1 ? cli_fail("%s: standard input ended before round %lld of %lld", what,
-                               (long long)round + 1, (long long)b->rounds)
-                    : CLI_OK;
+                              (long long)round + 1, (long long)b->rounds)
+                   : CLI_OK;
 }
 
 static int run_rounds(bench *b)

@@ -37,10 +37,8 @@
  *    returns (CPU), or until the stream has finished the work (CUDA).
  *  - A ctx takes one call at a time. A second concurrent call returns ESA_ERR_STATE and leaves no
  *    message. Different contexts are independent.
- *  - fork(): a ctx belongs to the process that made it. In a child process every call that takes
- *    the ctx, or a plan or session made on it, returns ESA_ERR_STATE. The free functions work there
- *    and free the child's copy of host memory; what lies on a GPU stays untouched, but a mask on a
- *    GPU must not be freed there. Masks in host memory may be used with a ctx that the child makes.
+ *  - fork(): in a child process every call that takes a ctx of the parent, or a plan or session
+ *    made on it, returns ESA_ERR_STATE. Freeing works there, except of masks on a GPU.
  *  - A filled mask does not change, unless a call of a plan fills or orders it again, or
  *    esa_mask_set_orders changes it; threads and contexts may share it. A GPU may fill a mask after
  *    the call has returned: a caller who uses the mask on another stream must synchronise the two
@@ -64,8 +62,7 @@
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
  *  - In 8 bits NaN and infinity also spread from k to every row that computes its block or uses a
- *    mean of it. An element of k or v that is not finite is left out of the centres of its head, so
- *    rows that do not see it may change within the error of the rounding, but never to NaN.
+ *    mean of it. Rows that do not see it may change within the error of the rounding.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
@@ -175,9 +172,7 @@ enum {
 
 typedef struct esa_ctx_params {
     uint32_t struct_size;
-    /* 1 .. ESA_MAX_THREADS; 0: one per CPU this process may run on, and no more than the CPU quota
-     * of its control groups pays for, a part of a CPU counting as one (0) */
-    int32_t threads;
+    int32_t threads; /* 1 .. ESA_MAX_THREADS; 0: one per CPU that affinity and quotas allow (0) */
     /* Allocator. Set both functions, or leave both NULL for the C library's. alloc returns memory
      * aligned to 64 bytes, or NULL. */
     void *(*alloc)(void *user, uint64_t bytes);
@@ -197,8 +192,7 @@ typedef struct esa_ctx_params {
 ESA_API esa_ctx_params esa_ctx_params_default(void);
 
 /* On success the caller owns *ctx and frees it with esa_ctx_free. Its threads sleep when idle. If
- * the system refuses to start some of them, the ctx works with those that it got and logs a
- * warning; esa_ctx_threads and esa_ctx_limit say so.
+ * the system refuses some of them, the ctx works with the others and logs a warning.
  * On failure *ctx is NULL, so there is no message. The status is one of:
  *
  *   ESA_ERR_ARGUMENT     ctx is NULL, a params field is out of range, or only one of alloc and
@@ -216,9 +210,7 @@ ESA_API const char *esa_ctx_error(const esa_ctx *ctx);
 /* Name of a status code, for example "ESA_ERR_SHAPE". Never NULL. */
 ESA_API const char *esa_status_name(esa_status status);
 ESA_API int32_t esa_ctx_threads(const esa_ctx *ctx);
-
-/* What made the threads fewer than asked for, or than the CPUs of this process: a CPU quota, the
- * system, or ESA_MAX_THREADS. "" if nothing did. Owned by ctx. */
+/* What made the threads fewer than asked for, or than the CPUs; "" if nothing did. Owned by ctx. */
 ESA_API const char *esa_ctx_limit(const esa_ctx *ctx);
 
 /* Name of the CPU kernel set in use, for example "avx2". Static storage. */
@@ -668,18 +660,10 @@ ESA_API esa_status esa_mask_to_fa4(const esa_mask *mask, int32_t *full_block_cnt
                                    int32_t *full_block_idx);
 ESA_API esa_status esa_mask_to_levels(const esa_mask *mask, uint8_t *level);
 
-#ifdef __cplusplus
-}
-#endif
-
 /* ---------------------------------------------------------------- experimental */
 
 /* These calls may change in any release. Define ESA_EXPERIMENTAL to see them. */
 #ifdef ESA_EXPERIMENTAL
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Block importance as the entropy selector computes it: out f32[B,H,nq,nk] in host memory, also for
  * CUDA views. Every row sums to 1; blocks beyond kv_len are 0. entropy f64[B,H] receives the
  * normalised entropies; it may be NULL. */
@@ -704,9 +688,10 @@ ESA_API esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mas
 ESA_API esa_status esa_entropy_budgets(esa_ctx *ctx, int32_t *count, const double *entropy,
                                        int64_t H, int64_t nk, double budget);
 
+#endif
+
 #ifdef __cplusplus
 }
-#endif
 #endif
 
 #endif

@@ -24,6 +24,12 @@ def needed(path):
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
+def took(done):
+    """1 if the process ran a decoy, or if its loader opened one: a decoy of libc lacks its functions."""
+    words = r"error while loading shared libraries|version .* not found|symbol lookup error|undefined symbol"
+    return done.returncode == CAUGHT or bool(re.search(words, done.stderr))
+
+
 def main(command, libraries):
     names = set(OPENED)
     for path in (command, *libraries):
@@ -42,12 +48,12 @@ def main(command, libraries):
             return subprocess.run([command, *words], cwd=folder, env={**environment, **more}, capture_output=True,
                                   text=True, timeout=120)
 
-        # A loader that is told to look here does load one, so the decoys work.
-        if run(["--version"], LD_LIBRARY_PATH=".").returncode != CAUGHT:
+        # A loader that is told to look here does take them, so the decoys work.
+        if not took(run(["--version"], LD_LIBRARY_PATH=".")):
             errors.append("the decoys do nothing even where the loader is told to take them")
         for words in COMMANDS:
             done = run(words)
-            if done.returncode == CAUGHT:
+            if took(done):
                 errors.append(f"esa {' '.join(words)} ran code of the current folder")
             elif done.returncode < 0 or not done.stdout + done.stderr:
                 errors.append(f"esa {' '.join(words)} ended with {done.returncode}: {done.stderr[-300:]}")
