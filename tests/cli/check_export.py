@@ -229,7 +229,8 @@ class References(Base):
         os.rename(self.path("secret/00000.png"), self.path("secret000.png"))
         self.put("notes.txt", "words that must not become pictures\n")
         mpd = ('<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" '
-               'mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-main:2011"><Period><AdaptationSet mimeType="video/mp4">'
+               'mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-main:2011"><Period>'
+               '<AdaptationSet mimeType="video/mp4">'
                '<Representation id="0" bandwidth="9"><BaseURL>@/secret.mp4</BaseURL></Representation></AdaptationSet>'
                "</Period></MPD>\n")
         hls = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\n@/secret.mp4\n#EXT-X-ENDLIST\n"
