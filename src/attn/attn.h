@@ -17,7 +17,7 @@ struct esa_plan {
     esa_ctx *ctx;
     const esa_backend *backend;
     esa_shapes shapes;
-    int32_t has_select;
+    int32_t has_select, dense;      /* dense: takes no masks at all */
     esa_select_params select;       /* resolved */
     esa_attention_params attention; /* resolved: scale and precision set */
     int64_t nq, nk;                 /* blocks of the selected mask */
@@ -38,9 +38,13 @@ typedef struct esa_qkvo {
  * All of them leave a message in the plan's ctx on failure. */
 
 /* Makes a plan; also checks shapes and params. On success the caller owns *plan and frees it with
- * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector. */
+ * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector, which takes masks
+ * of every block size. esa_plan_make_dense: one that takes none, so its workspace has no room for
+ * them and is quickly found. */
 esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
                          const esa_select_params *select, const esa_attention_params *attention);
+esa_status esa_plan_make_dense(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                               const esa_attention_params *attention);
 /* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. fine: means
  * per block on its fine level; -1: as the plan's selector makes them. */
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32_t fine);

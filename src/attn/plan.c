@@ -72,6 +72,7 @@ static int64_t bytes_for_any_mask(const esa_plan *plan)
 static int64_t plan_bytes(const esa_plan *plan)
 {
     const int64_t dense = attention_bytes(plan, 0, 0);
+    if (plan->dense) return dense;
     if (!plan->has_select) return esa_max64(dense, bytes_for_any_mask(plan));
     esa_select_args a;
     esa_bind_select(&a, &plan->shapes, &plan->select, NULL, NULL, NULL);
@@ -155,19 +156,33 @@ void esa_plan_free(esa_plan *plan)
     esa_mem_free(&ctx->mem, plan, sizeof *plan);
 }
 
-esa_status esa_plan_make(esa_ctx *ctx, esa_plan **out, const esa_shapes *shapes,
-                         const esa_select_params *select, const esa_attention_params *attention)
+static esa_status make(esa_ctx *ctx, esa_plan **out, const esa_shapes *shapes,
+                       const esa_select_params *select, const esa_attention_params *attention,
+                       int32_t dense)
 {
     *out = NULL;
     esa_plan *plan = esa_mem_zalloc(&ctx->mem, sizeof *plan);
     if (!plan) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a plan");
     plan->ctx = ctx;
+    plan->dense = dense;
     const esa_status status = resolve(plan, shapes, select, attention);
     if (status)
         esa_plan_free(plan);
     else
         *out = plan;
     return status;
+}
+
+esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                         const esa_select_params *select, const esa_attention_params *attention)
+{
+    return make(ctx, plan, shapes, select, attention, 0);
+}
+
+esa_status esa_plan_make_dense(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                               const esa_attention_params *attention)
+{
+    return make(ctx, plan, shapes, NULL, attention, 1);
 }
 
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32_t fine)
@@ -246,6 +261,8 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
 {
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
+    if (plan->dense && mask)
+        return esa_fail(ctx, ESA_ERR_STATE, "a plan of dense calls has no room for a mask");
     if (!ws) ESA_TRY(plan->backend->scratch(ctx, &ws, plan->workspace));
     esa_attn_args args;
     esa_bind_attention(&args, s, &plan->attention, mask, t);

@@ -78,11 +78,10 @@ static esa_status make_plan(const esa_session *s, esa_plan **plan, const esa_sha
     if (s->params.mode == ESA_SESSION_RECORD) esa_record_sizes(&select, shapes->Nk);
     attention.kv_len = select.kv_len = kv_len;
     if (kind == ESA_CALL_CROSS) attention.causal = 0;
-    if (!sparse) {
-        attention.tail = ESA_TAIL_NONE;
-        attention.exact_rows = 0;
-    }
-    return esa_plan_make(s->ctx, plan, shapes, sparse ? &select : NULL, &attention);
+    if (sparse) return esa_plan_make(s->ctx, plan, shapes, &select, &attention);
+    attention.tail = ESA_TAIL_NONE;
+    attention.exact_rows = 0;
+    return esa_plan_make_dense(s->ctx, plan, shapes, &attention);
 }
 
 static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shapes *shapes)
