@@ -45,22 +45,21 @@ static int run_row(demo *d, demo_row *row, int selector, int tail)
         const double start = cli_seconds();
         status = esa_select_qkv(d->c.ctx, &mask, &d->c.q, &d->c.k, &d->c.v, &select);
         const double chosen = cli_seconds();
-        if (status == ESA_OK)
+        if (!status)
             status = esa_attention(d->c.ctx, &d->c.q, &d->c.k, &d->c.v, &d->c.o, mask, &attention);
         const double end = cli_seconds();
-        if (status != ESA_OK) break;
+        if (status) break;
         if (chosen - start < row->select_seconds) row->select_seconds = chosen - start;
         if (end - start < row->seconds) row->seconds = end - start;
     }
     esa_mask_info info = { .struct_size = sizeof info };
     double *mass = calloc((size_t)H, sizeof *mass);
     if (!mass) status = ESA_ERR_MEMORY;
-    if (status == ESA_OK) status = esa_mask_get_info(mask, &info);
-    if (status == ESA_OK)
-        status = esa_mask_mass(d->c.ctx, mass, mask, &d->c.q, &d->c.k, &attention, 7);
+    if (!status) status = esa_mask_get_info(mask, &info);
+    if (!status) status = esa_mask_mass(d->c.ctx, mass, mask, &d->c.q, &d->c.k, &attention, 7);
     row->density = info.density;
     row->mass = row->error = 0;
-    for (int64_t h = 0; status == ESA_OK && h < H; h++) {
+    for (int64_t h = 0; !status && h < H; h++) {
         row->mass += mass[h] / (double)H;
         row->error += measure_error(&d->c.o, &d->c.ref, h) / (double)H;
     }
@@ -105,7 +104,7 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
         const esa_status status = esa_attention(d->c.ctx, &d->c.q, &d->c.k, &d->c.v, &d->c.ref,
                                                 NULL, NULL);
         const double seconds = cli_seconds() - start;
-        if (status != ESA_OK) return cli_fail_esa(d->c.ctx, status, "demo");
+        if (status) return cli_fail_esa(d->c.ctx, status, "demo");
         if (seconds < dense.seconds) dense.seconds = seconds;
     }
     cli_progress("demo", ++done, total);
@@ -120,7 +119,7 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
         for (int i = 0; i < CASES; i++) {
             char selector[32], tail[32];
             demo_row row = { .asked = budgets->real[b] };
-            if (run_row(d, &row, cases[i].selector, cases[i].tail) != CLI_OK) {
+            if (run_row(d, &row, cases[i].selector, cases[i].tail)) {
                 cli_table_print(table, stdout);
                 cli_json_save(json, NULL);
                 return CLI_FAILED;

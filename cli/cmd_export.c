@@ -93,7 +93,7 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
         p.parts = ESA_PART_VAE;
         p.device = j->device.device;
         const esa_status opened = j->video.model_open(j->ctx, &j->model, folder, &p);
-        if (opened != ESA_OK) return cli_fail_esa(j->ctx, opened, what);
+        if (opened) return cli_fail_esa(j->ctx, opened, what);
     }
     esa_decode_params p = j->video.decode_params_default();
     clip_watch watch = { .label = e->stem, .stage = -1 };
@@ -103,7 +103,7 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
     p.progress_user = &watch;
     const esa_status status = j->video.decode(j->model, frames, &p);
     cli_progress_end();
-    if (status == ESA_OK) return CLI_OK;
+    if (!status) return CLI_OK;
     return clip_interrupted() ? CLIP_INTERRUPTED : cli_fail_esa(j->ctx, status, what);
 }
 

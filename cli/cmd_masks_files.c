@@ -23,8 +23,8 @@ static int start(esa_ctx **ctx, const char *path, int words, int expected, const
 static int finish(esa_ctx *ctx, esa_mask_file *file, esa_status status, const char *path,
                   const char *out)
 {
-    if (status == ESA_OK) printf("wrote %s\n", out);
-    const int failed = status == ESA_OK ? CLI_OK : cli_fail_esa(ctx, status, path);
+    if (!status) printf("wrote %s\n", out);
+    const int failed = status ? cli_fail_esa(ctx, status, path) : CLI_OK;
     esa_mask_file_free(file);
     esa_ctx_free(ctx);
     return failed;
@@ -54,8 +54,8 @@ int cmd_masks_derive(int argc, char **argv)
     if (!status && !done) status = start(&ctx, "masks derive", words, 1, "1 mask file", out);
     if (status || done) return status;
     esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
-    if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    if (s == ESA_OK) {
+    if (!s) s = esa_mask_file_get_info(file, &info);
+    if (!s) {
         build.importance = importance >= 0 ? importance : info.importance;
         if (!budgets.count)
             for (; budgets.count < info.budget_count; budgets.count++)
@@ -73,8 +73,7 @@ static int holds_errors(esa_ctx *ctx, const char *path)
 {
     esa_tensors *file = NULL;
     const char *selector = NULL;
-    if (esa_tensors_open(ctx, &file, path) == ESA_OK)
-        selector = esa_tensors_metadata(file, "selector");
+    if (!esa_tensors_open(ctx, &file, path)) selector = esa_tensors_metadata(file, "selector");
     const int errors = selector && strcmp(selector, "error") == 0;
     esa_tensors_free(file);
     return errors;
@@ -96,7 +95,7 @@ static esa_status merge(esa_ctx *ctx, merging *m, const char *const *files, int 
     m->build.budget_count = amounts->count;
     esa_status status = m->weights ? esa_work_plan_open(ctx, &plan, m->weights) : ESA_OK;
     m->build.plan = plan;
-    if (status == ESA_OK) status = esa_mask_file_build(ctx, m->out, files, count, &m->build);
+    if (!status) status = esa_mask_file_build(ctx, m->out, files, count, &m->build);
     esa_work_plan_free(plan);
     return status;
 }
@@ -264,7 +263,7 @@ int cmd_masks_convert(int argc, char **argv)
         s = esa_mask_file_import_fa4(ctx, c.out, argv[0], c.tokens.count ? &c.info : NULL, c.model);
     } else {
         s = esa_mask_file_open(ctx, &file, argv[0]);
-        if (s == ESA_OK) s = esa_mask_file_export_fa4(ctx, c.out, file, c.budget);
+        if (!s) s = esa_mask_file_export_fa4(ctx, c.out, file, c.budget);
     }
     return finish(ctx, file, s, "masks convert", c.out);
 }

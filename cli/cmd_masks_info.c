@@ -129,26 +129,26 @@ int cmd_masks_info(int argc, char **argv)
     if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
     cli_json *json = cli_json_new();
     esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
-    if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
+    if (!s) s = esa_mask_file_get_info(file, &info);
     /* The cell is read before anything is printed: a call that fails prints its message alone. */
     double *figures = NULL, work[16] = { 0 }, density = NAN;
-    for (int b = 0; s == ESA_OK && b < info.budget_count; b++)
+    for (int b = 0; !s && b < info.budget_count; b++)
         s = esa_mask_file_work(file, &work[b], info.budget_permille[b] / 1000.0);
-    if (s == ESA_OK && layer >= 0) {
+    if (!s && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
         figures = calloc((size_t)info.H * 3, sizeof *figures);
         s = figures ? esa_mask_file_heads(file, figures, figures + info.H, figures + 2 * info.H,
                                           (int32_t)layer, (int32_t)step, (int32_t)branch, budget)
                     : ESA_ERR_MEMORY;
-        if (s == ESA_OK)
+        if (!s)
             s = esa_mask_file_density(file, &density, (int32_t)layer, (int32_t)step,
                                       (int32_t)branch, budget);
     }
-    if (s != ESA_OK)
+    if (s)
         status = cli_fail_esa(ctx, s, "masks info");
     else
         describe(&info, argv[0], work, json);
-    if (s == ESA_OK && figures) {
+    if (!s && figures) {
         printf("\nlayer %lld, step %lld, branch %lld, budget %g (of this cell: %.4f)\n",
                (long long)layer, (long long)step, (long long)branch, budget, density);
         cli_json_real(json, "density_of_cell", density);

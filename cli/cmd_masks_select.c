@@ -37,16 +37,16 @@ static int source_open(esa_ctx *ctx, source *s, const char *path, const char *si
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;
     esa_status status = esa_tensors_open(ctx, &s->file, path);
-    if (status != ESA_OK) return cli_fail_esa(ctx, status, what);
+    if (status) return cli_fail_esa(ctx, status, what);
     const int64_t count = esa_tensors_count(s->file);
     if (name) {
-        if (esa_tensors_find(s->file, name, &info) != ESA_OK)
+        if (esa_tensors_find(s->file, name, &info))
             return cli_fail("%s: '%s' has no tensor named '%s' (it holds %lld tensors)", what, path,
                             name, (long long)count);
     } else if (count == 1) {
         status = esa_tensors_at(s->file, 0, &info);
-        if (status != ESA_OK) return cli_fail_esa(ctx, status, what);
-    } else if (esa_tensors_find(s->file, side, &info) != ESA_OK)
+        if (status) return cli_fail_esa(ctx, status, what);
+    } else if (esa_tensors_find(s->file, side, &info))
         return cli_fail("%s: '%s' holds %lld tensors and none is named '%s'; --tensor "
                         "says which to take",
                         what, path, (long long)count, side);
@@ -86,7 +86,7 @@ static int fine_bits(const esa_mask *mask, const esa_mask_info *info, uint8_t *b
 {
     const int64_t rows = info->B * info->H * info->nq, nk = info->nk, width = (nk + 7) / 8;
     uint8_t *level = malloc((size_t)(rows * nk));
-    const int made = level && esa_mask_to_levels(mask, level) == ESA_OK;
+    const int made = level && !esa_mask_to_levels(mask, level);
     memset(bits, 0, (size_t)(rows * width));
     for (int64_t i = 0; made && i < rows * nk; i++)
         if (level[i] == 1) bits[i / nk * width + i % nk / 8] |= (uint8_t)(1 << i % nk % 8);
@@ -100,12 +100,11 @@ static int print_rows(const esa_mask *mask)
 {
     esa_mask_info info;
     info.struct_size = sizeof info;
-    if (esa_mask_get_info(mask, &info) != ESA_OK)
-        return cli_fail("%s: the mask cannot be described", what);
+    if (esa_mask_get_info(mask, &info)) return cli_fail("%s: the mask cannot be described", what);
     const int64_t width = (info.nk + 7) / 8, rows = info.B * info.H * info.nq;
     uint8_t *bits = malloc((size_t)(2 * rows * width)), *fine = bits ? bits + rows * width : NULL;
     char *line = malloc((size_t)(2 * width + 1));
-    if (!bits || !line || esa_mask_to_bits(mask, bits) != ESA_OK ||
+    if (!bits || !line || esa_mask_to_bits(mask, bits) ||
         (info.fine && !fine_bits(mask, &info, fine))) {
         free(bits);
         free(line);
@@ -131,9 +130,9 @@ static int save(esa_ctx *ctx, const esa_mask *mask, const char *out)
     esa_mask_info info;
     info.struct_size = sizeof info;
     esa_status status = esa_mask_file_save(ctx, out, mask);
-    if (status != ESA_OK) return cli_fail_esa(ctx, status, what);
+    if (status) return cli_fail_esa(ctx, status, what);
     status = esa_mask_get_info(mask, &info);
-    if (status != ESA_OK) return cli_fail_esa(ctx, status, what);
+    if (status) return cli_fail_esa(ctx, status, what);
     printf("%s: %lld x %lld x %lld rows of %lld key blocks, density asked %.4f, realised %.4f\n",
            out, (long long)info.B, (long long)info.H, (long long)info.nq, (long long)info.nk,
            info.density_asked, info.density);
@@ -274,7 +273,7 @@ int cmd_masks_select(int argc, char **argv)
     if (!status) {
         const esa_status chosen = esa_select_qkv(ctx, &mask, &q.view, &k.view, r.v ? &v.view : NULL,
                                                  &r.params);
-        if (chosen != ESA_OK) status = cli_fail_esa(ctx, chosen, what);
+        if (chosen) status = cli_fail_esa(ctx, chosen, what);
     }
     if (!status) status = r.out ? save(ctx, mask, r.out) : print_rows(mask);
     esa_mask_free(mask);

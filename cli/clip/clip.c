@@ -101,11 +101,11 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
                         : o->check    ? m->video.model_check(m->ctx, folder, &p)
                                       : m->video.model_open(m->ctx, &m->model, folder, &p);
     cli_progress_end();
-    if (opened != ESA_OK && clip_interrupted()) {
+    if (opened && clip_interrupted()) {
         cli_fail("%s: interrupted while the model was loaded", what);
         return CLIP_INTERRUPTED;
     }
-    if (opened != ESA_OK) return cli_fail_esa(m->ctx, opened, m->what);
+    if (opened) return cli_fail_esa(m->ctx, opened, m->what);
     snprintf(m->folder, sizeof m->folder, "%s", folder);
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;
@@ -226,16 +226,16 @@ static void on_denoised(void *user, const esa_session *session)
     clip_record *r = ((listener *)user)->record;
     esa_session_stats s = { .struct_size = sizeof s };
     for (int32_t i = 0; i < r->steps; i++) {
-        if (esa_session_get_stats(session, &s, -1, i) != ESA_OK) return;
+        if (esa_session_get_stats(session, &s, -1, i)) return;
         r->step_select[i] = s.select_seconds;
         r->step_attention[i] = s.attention_seconds;
         if (s.sparse_calls == 0 && r->warmup == i) r->warmup++;
     }
     for (int32_t l = 0; l < r->layers; l++) {
-        if (esa_session_get_stats(session, &s, l, -1) != ESA_OK) return;
+        if (esa_session_get_stats(session, &s, l, -1)) return;
         r->layer_density[l] = s.density;
         if (esa_session_get_heads(session, r->head_density + (int64_t)l * r->heads, r->heads, l,
-                                  -1) != ESA_OK)
+                                  -1))
             return;
     }
 }
@@ -262,9 +262,9 @@ int clip_check_masks(const clip_maker *m, const clip_request *r)
     esa_mask_file *file = NULL;
     esa_mask_file_info info = { .struct_size = sizeof info };
     esa_status status = esa_mask_file_open(m->ctx, &file, r->p.masks);
-    if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
+    if (!status) status = esa_mask_file_get_info(file, &info);
     esa_mask_file_free(file);
-    if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
+    if (status) return cli_fail_esa(m->ctx, status, m->what);
     if (info.steps == r->p.steps || r->p.session.step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
     return cli_fail("%s: '%s' was made for %d steps, this run has %d: --step-map nearest takes "
                     "for each step the masks of the step at the same noise level",
@@ -309,7 +309,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     const esa_status made = m->video.generate(m->model, frames ? frames : &none, p, &stats);
     cli_progress_end();
     m->video.frames_free(none);
-    if (made == ESA_OK) {
+    if (!made) {
         m->video.model_get_info(m->model, &m->info); /* weights may have moved for this size */
         if (record) record->stats = stats;
         const int unsaid = m->device.device == ESA_DEVICE_CPU; /* else it is in the plan */

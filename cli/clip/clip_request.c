@@ -201,8 +201,7 @@ int clip_resolve(clip_maker *m, clip_request *r)
     for (int i = 0; i < r->timesteps.count; i++) r->sigmas.real[i] /= TRAIN_STEPS;
     r->p.sigmas = r->sigmas.count ? r->sigmas.real : NULL;
     r->p.sigma_count = r->sigmas.count;
-    for (int pass = 0; pass < 2 && status == ESA_OK;
-         pass++) { /* the recommended blocks need tokens */
+    for (int pass = 0; pass < 2 && !status; pass++) { /* the recommended blocks need tokens */
         set_session(r);
         status = m->video.generate_resolve(m->model, &r->p, &r->tokens);
     }

@@ -121,8 +121,8 @@ static int check_pairs(job *j)
         evaluate_video *v = &j->r->video[i];
         esa_frames_info a = { .struct_size = sizeof a }, b = { .struct_size = sizeof b };
         esa_status status = j->video.frames_peek(j->ctx, &a, v->reference, NULL);
-        if (status == ESA_OK) status = j->video.frames_peek(j->ctx, &b, v->generated, NULL);
-        if (status != ESA_OK) return cli_fail_esa(j->ctx, status, j->what);
+        if (!status) status = j->video.frames_peek(j->ctx, &b, v->generated, NULL);
+        if (status) return cli_fail_esa(j->ctx, status, j->what);
         const int bad = check_alike(j, v, &a, &b);
         if (bad) return bad;
         v->height = a.height;
@@ -175,7 +175,7 @@ static int find_lpips(job *j)
         return CLI_OK;
     }
     const esa_status status = j->video.lpips_open(j->ctx, &j->lpips, r->lpips_file);
-    if (status != ESA_OK) return cli_fail_esa(j->ctx, status, j->what);
+    if (status) return cli_fail_esa(j->ctx, status, j->what);
     snprintf(r->net, sizeof r->net, "%s", j->video.lpips_net(j->lpips));
     if (o->net != EVALUATE_ANY && strcmp(r->net, name) != 0)
         return cli_fail("%s: '%s' holds the weights of %s, expected %s", j->what, r->lpips_file,
@@ -226,7 +226,7 @@ static int measure_frames(job *j, evaluate_video *v, const esa_frames *a, const 
                                                       lpips_for(j, v), show_progress, j);
     cli_progress_end();
     if (status == ESA_ERR_STATE && clip_interrupted()) return CLIP_INTERRUPTED;
-    if (status != ESA_OK)
+    if (status)
         return cli_fail("%s: '%s' and '%s': %s", j->what, v->reference, v->generated,
                         esa_ctx_error(j->ctx));
     for (int32_t i = 0; i < v->frames; i++)
@@ -238,7 +238,7 @@ static int measure_one(job *j, evaluate_video *v)
 {
     esa_frames *a = NULL, *b = NULL;
     esa_status loaded = j->video.frames_load(j->ctx, &a, v->reference, NULL);
-    if (loaded == ESA_OK) loaded = j->video.frames_load(j->ctx, &b, v->generated, NULL);
+    if (!loaded) loaded = j->video.frames_load(j->ctx, &b, v->generated, NULL);
     int status = cli_status(j->ctx, loaded, j->what);
     if (!status) status = measure_frames(j, v, a, b);
     j->video.frames_free(a);

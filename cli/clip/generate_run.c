@@ -55,8 +55,7 @@ static int target_of(const job *j, char *target, size_t size, const char *path)
                         what, path);
     const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, j->frames,
                                                                 &p);
-    return checked == ESA_OK ? cli_folder_ready(target, what)
-                             : cli_fail_esa(j->maker.ctx, checked, what);
+    return checked ? cli_fail_esa(j->maker.ctx, checked, what) : cli_folder_ready(target, what);
 }
 
 /* The dense video of path: given, or a.mp4 -> a-dense.mp4, frames/ -> frames-dense/ */
@@ -125,7 +124,7 @@ static int beside(job *j, const esa_frames *left, const esa_frames *right, const
 {
     esa_frames *both;
     const esa_status status = j->maker.video.frames_beside(j->maker.ctx, &both, left, right);
-    if (status != ESA_OK) return cli_fail_esa(j->maker.ctx, status, what);
+    if (status) return cli_fail_esa(j->maker.ctx, status, what);
     const int saved = save(j, both, path);
     j->maker.video.frames_free(both);
     return saved;

@@ -85,6 +85,6 @@ int cli_prompts_get(cli_prompts *p, const char *text, const char *file, int64_t 
         if (!add_lines(p, lines, strlen(lines), number > 0 ? number : 1))
             status = cli_fail("%s: out of memory", what);
     }
-    if (status != CLI_OK) cli_prompts_free(p);
+    if (status) cli_prompts_free(p);
     return status;
 }

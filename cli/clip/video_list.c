@@ -38,12 +38,12 @@ static int has_png(const char *folder)
 static int tensor_kind(const cli_video *video, esa_ctx *ctx, const char *path, int format)
 {
     esa_frames_info info = { .struct_size = sizeof info };
-    if (video->frames_peek(ctx, &info, path, NULL) == ESA_OK) return 1;
+    if (!video->frames_peek(ctx, &info, path, NULL)) return 1;
     if (format == VIDEO_NPY) return 0;
     esa_tensors *file;
-    if (esa_tensors_open(ctx, &file, path) != ESA_OK) return 1;
+    if (esa_tensors_open(ctx, &file, path)) return 1;
     esa_tensor_info latents = { .struct_size = sizeof latents };
-    const int kind = esa_tensors_find(file, "latents", &latents) == ESA_OK ? 2 : 0;
+    const int kind = !esa_tensors_find(file, "latents", &latents) ? 2 : 0;
     esa_tensors_free(file);
     return kind;
 }

@@ -51,8 +51,8 @@ esa_tensor data_tensor_to_gpu(esa_ctx *ctx, const esa_tensor *tensor)
     t.device = ESA_DEVICE_CUDA;
     t.data = NULL;
     esa_status status = esa_device_alloc(ctx, &t.data, bytes);
-    if (status == ESA_OK) status = esa_device_upload(ctx, t.data, tensor->data, bytes);
-    if (status == ESA_OK) return t;
+    if (!status) status = esa_device_upload(ctx, t.data, tensor->data, bytes);
+    if (!status) return t;
     cli_fail_esa(ctx, status, "copying a tensor to the GPU");
     data_tensor_free_gpu(ctx, &t);
     return t;

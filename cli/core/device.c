@@ -14,18 +14,18 @@ static int gpu_ready(cli_device *d, int32_t ordinal, char *why, size_t size)
     int32_t count = 0;
     params.threads = 1;
     params.cuda_device = ordinal;
-    if (esa_ctx_create(&ctx, &params) != ESA_OK) {
+    if (esa_ctx_create(&ctx, &params)) {
         snprintf(why, size, "a context could not be made");
         return 0;
     }
     d->gpu.struct_size = sizeof d->gpu;
     esa_status status = esa_device_count(ctx, &count);
-    if (status == ESA_OK) status = esa_device_get_info(ctx, &d->gpu);
+    if (!status) status = esa_device_get_info(ctx, &d->gpu);
     d->gpus = count;
-    if (status == ESA_OK) status = esa_device_library(ctx, d->library, (int32_t)sizeof d->library);
+    if (!status) status = esa_device_library(ctx, d->library, (int32_t)sizeof d->library);
     snprintf(why, size, "%s", esa_ctx_error(ctx));
     esa_ctx_free(ctx);
-    return status == ESA_OK;
+    return !status;
 }
 
 /* 1 if this machine has an NVIDIA driver: then its user expects the GPU to be used. */

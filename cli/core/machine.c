@@ -68,7 +68,7 @@ int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal)
     making = 1;
     const esa_status status = esa_ctx_create(ctx, &params);
     making = 0;
-    if (status == ESA_OK) return CLI_OK;
+    if (!status) return CLI_OK;
     const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */
     if (status == ESA_ERR_UNSUPPORTED && asked)
         return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, "
@@ -83,11 +83,11 @@ int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char
     params.threads = 1;
     params.cuda_device = ordinal;
     esa_status status = esa_ctx_create(ctx, &params);
-    if (status != ESA_OK) return cli_fail("creating a context failed: %s", esa_status_name(status));
+    if (status) return cli_fail("creating a context failed: %s", esa_status_name(status));
     memset(gpu, 0, sizeof *gpu);
     gpu->struct_size = sizeof *gpu;
     status = esa_device_get_info(*ctx, gpu);
-    if (status == ESA_OK) return CLI_OK;
+    if (!status) return CLI_OK;
     cli_fail_esa(*ctx, status, what);
     esa_ctx_free(*ctx);
     *ctx = NULL;

@@ -31,12 +31,12 @@ int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tenso
     }
     esa_mask_info info;
     info.struct_size = sizeof info;
-    if (esa_mask_get_info(mask, &info) != ESA_OK) return -1;
+    if (esa_mask_get_info(mask, &info)) return -1;
     const int64_t rows = info.B * info.H * info.nq;
     int32_t *count = malloc((size_t)rows * sizeof *count),
             *index = malloc((size_t)(rows * info.nk) * sizeof *index);
     int64_t total = -1;
-    if (count && index && esa_mask_to_lists(mask, count, index, info.nk) == ESA_OK) {
+    if (count && index && !esa_mask_to_lists(mask, count, index, info.nk)) {
         total = 0;
         for (int64_t h = 0; head && h < H; h++) head[h] = 0;
         for (int64_t r = 0; r < rows; r++) {

@@ -46,7 +46,7 @@ int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what)
 
 int cli_status(const esa_ctx *ctx, esa_status status, const char *what)
 {
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(ctx, status, what);
+    return status ? cli_fail_esa(ctx, status, what) : CLI_OK;
 }
 
 /* Edit distance with swaps of neighbours, cut off above 2: enough for typing errors, too small for
