@@ -49,13 +49,14 @@ static double *plain_attention(const esa_tensor *q, const esa_tensor *k, const e
     return want;
 }
 
-/* The largest difference between o, in f32, and want. */
+/* The largest difference between o, in f32, and want; infinite if o holds NaN. */
 static double check_error(const double *want, const esa_tensor *o)
 {
     double worst = 0;
     for (int64_t i = 0; i < data_tensor_count(o); i++) {
         const double e = fabs(want[i] - (double)((const float *)o->data)[i]);
-        if (!(e <= worst)) worst = e; /* NaN counts as the worst */
+        if (isnan(e)) return (double)INFINITY;
+        if (e > worst) worst = e;
     }
     return worst;
 }
@@ -112,9 +113,10 @@ static void operand_free(operand *x, esa_ctx *ctx)
     data_tensor_free(&x->cast);
 }
 
-/* The largest error of dense and of full-mask attention on small data. NaN if the library refused;
- * its message is in ctx. *kernel: the kernel that ran. *want: what comes out, which is the same for
- * all tests of a device; NULL before the first one, and the caller frees it after the last. */
+/* The largest error of dense and of full-mask attention on small data. NaN if the library refused,
+ * with its message in ctx, or if memory ran out. *kernel: the kernel that ran. *want: what comes
+ * out, which is the same for all tests of a device; NULL before the first one, and the caller frees
+ * it after the last. */
 static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char **kernel,
                         double **want)
 {
@@ -148,12 +150,19 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
         if (!status && device != ESA_DEVICE_CPU) status = fetch(ctx, &x[3].f32, o);
         if (status) break;
         const double error = check_error(*want, &x[3].f32);
-        if (!(error <= worst)) worst = error;
+        if (error > worst) worst = error;
     }
     esa_mask_free(mask);
     esa_plan_free(plan);
     for (int i = 0; i < 4; i++) operand_free(&x[i], ctx);
     return status ? (double)NAN : worst;
+}
+
+/* Why a self-test failed. */
+static const char *reason(const esa_ctx *ctx, double error)
+{
+    if (esa_ctx_error(ctx)[0]) return esa_ctx_error(ctx);
+    return isnan(error) ? "out of memory" : "wrong results";
 }
 
 /* ---------------------------------------------------------------- GPUs */
@@ -194,7 +203,7 @@ static int gpu_report(cli_json *json, int32_t ordinal)
                ok ? "right" : "WRONG", (int)ordinal, checks[i].name, error);
         if (!ok)
             status = cli_fail("doctor: GPU %d, %s: %s", (int)ordinal, checks[i].name,
-                              esa_ctx_error(ctx)[0] ? esa_ctx_error(ctx) : "wrong results");
+                              reason(ctx, error));
     }
     free(want);
     esa_ctx_free(ctx);
@@ -260,9 +269,7 @@ static int kernel_sets_report(cli_json *json, int64_t threads)
             printf("check     %-10s %s (largest error %.1e)\n", name, ok ? "right" : "WRONG",
                    error);
             cli_json_fields(json, "largest_error %g right %i", error, ok);
-            if (!ok)
-                status = cli_fail("doctor: kernel set %s: %s", name,
-                                  esa_ctx_error(ctx)[0] ? esa_ctx_error(ctx) : "wrong results");
+            if (!ok) status = cli_fail("doctor: kernel set %s: %s", name, reason(ctx, error));
         } else
             printf("check     %-10s not on this machine\n", name);
         cli_json_close(json);
