@@ -49,10 +49,12 @@ int cli_make_folders(const char *folder, size_t *kept, const char *what)
         if (folder[n] != '/' && folder[n] != 0) continue;
         path[n] = 0;
         const int exists = stat(path, &about) == 0;
+        const int why = exists ? ENOTDIR : mkdir(path, 0777) == 0 ? 0 : errno;
         if (exists && S_ISDIR(about.st_mode)) {
             if (!made) there = n;
-        } else if (exists || (mkdir(path, 0777) != 0 && errno != EEXIST)) {
-            const int why = exists ? ENOTDIR : errno;
+        } else if (why == EEXIST) {
+            there = n; /* another process has made it, or stat failed: it is not ours to remove */
+        } else if (why) {
             cli_unmake_folders(folder, there);
             return cli_fail("%s: the folder '%s' cannot be made: %s: %s", what, folder, path,
                             strerror(why));

@@ -56,6 +56,11 @@ static void remove_folder(const char *folder)
             unlink(path);
         }
         closedir(d);
+    } else { /* too many open files, say: by their names, which count up */
+        for (int64_t i = 0;; i++) {
+            snprintf(path, sizeof path, "%s/%05lld.png", folder, (long long)i);
+            if (unlink(path) != 0) break;
+        }
     }
     rmdir(folder);
 }
