@@ -202,10 +202,11 @@ set +m
 fuzz_start
 wait "$build_group"
 build_group=
-# Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
+# Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once. So do those labelled
+# faults, which have a stage of their own.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
-if [ "$mode" = all ]; then stage "release" release -LE '^live$'
-else stage "release" release -LE '^(long|live)$'
+if [ "$mode" = all ]; then stage "release" release -LE '^(live|faults)$'
+else stage "release" release -LE '^(long|live|faults)$'
 fi
 touch "$scratch/release-done"
 # Sanitizers and emulation are slow: there the short run takes a part of the problems.
@@ -227,7 +228,8 @@ else
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
-    stage "clang" clang -LE '^(long|live)$'
+    stage "clang" clang -LE '^(long|live|faults)$'
+    stage "faults" release -L '^faults$'
     fresh
 fi
 python_collect

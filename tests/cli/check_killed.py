@@ -7,10 +7,8 @@ Whatever the moment, each of its results is what stood there before or the new o
 at most files under temporary names. Half of the kills come when such a name appears, which is while a file is being
 written. check_calibrate.py and check_experiment.py do the same for the commands that are taken up again where they
 were."""
-import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -21,41 +19,13 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import report_fixture
 import video_files
+from outcome import OLDER, TEMPORARY, contents, fill, without_times
 
 ESA, MODELS, MAKE_RECORDING = map(os.path.abspath, sys.argv[1:4])
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
 SEED = int(os.environ.get("ESA_TEST_SEED", time.time_ns() % 10**9))
 KILLS, ATTEMPTS = 8, 60         # a run may be faster than its kill, on a fast machine often
 CLIP = ["--frames", 5, "--height", 32, "--width", 32, "--steps", 1]
-OLDER = b"older\n"
-# <name>.XXXXXX (text), <name>.<hex>.tmp (tensors, videos, folders of pictures), esa-report-XXXXXX (a video being
-# converted)
-TEMPORARY = re.compile(r"(\.[A-Za-z0-9]{6}|\.[0-9a-f]{8}\.tmp|esa-report-[A-Za-z0-9]{6})$")
-
-
-def contents(path):
-    """The bytes of a file, or of every file of a folder; None: nothing is there."""
-    if os.path.isdir(path):
-        return {name: contents(os.path.join(path, name)) for name in sorted(os.listdir(path))}
-    if not os.path.exists(path):
-        return None
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def without_times(data):
-    """What two runs of one command share: JSON keeps its structure and texts, a table its lines and first columns."""
-    if data is None or isinstance(data, dict) or data[:1] not in b"{[" and not data.startswith(b"model,"):
-        return data
-    if data.startswith(b"model,"):
-        return [line.split(",")[:7] for line in data.decode().splitlines()], data.endswith(b"\n")
-
-    def shape(value):
-        if isinstance(value, dict):
-            return {key: shape(v) for key, v in value.items()}
-        return [shape(v) for v in value] if isinstance(
-            value, list) else isinstance(value, str) and value or type(value).__name__.replace("float", "int")
-    return shape(json.loads(data))
 
 
 class Killed(unittest.TestCase):
@@ -115,15 +85,7 @@ class Killed(unittest.TestCase):
         for attempt in range(ATTEMPTS):
             if killed == KILLS:
                 break
-            for name in os.listdir(self.made):
-                subprocess.run(["rm", "-rf", os.path.join(self.made, name)], check=True)
-            for name, data in old.items():
-                if isinstance(data, dict):
-                    os.mkdir(os.path.join(self.made, name))
-                for inner, value in data.items() if isinstance(data, dict) else [("", data)]:
-                    if value is not None:
-                        with open(os.path.join(self.made, name, inner).rstrip("/"), "wb") as file:
-                            file.write(value)
+            fill(self.made, old)
             killed += self.kill(args, seconds, attempt % 2)
             for name in sorted({*os.listdir(self.made), *results}):
                 data = contents(os.path.join(self.made, name))
