@@ -12,6 +12,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define MOST_VARIANTS 4096
+#define MOST_BYTES    4e8 /* of clips, steps and heads, over all variants and videos */
+
 const char *const report_file_names[3] = { "config.json", "speed.json", "quality.json" };
 
 static char *joined(const char *folder, const char *name)
@@ -168,13 +171,23 @@ static int step_medians(report_variant *n, const json_t *videos, double *column)
     return n->steps != NULL;
 }
 
+/* The entries of a row; 0 if the rows of a table differ, so that a table is no larger than its
+ * text. */
+static int64_t row_size(const json_t *table)
+{
+    const size_t size = json_array_size(json_array_get(table, 0));
+    for (size_t i = 1; i < json_array_size(table); i++)
+        if (json_array_size(json_array_get(table, i)) != size) return 0;
+    return (int64_t)size;
+}
+
 /* [layers][heads], mean over the videos. */
 static int head_densities(report_variant *n, const json_t *videos, double *column)
 {
     const json_t *table = cli_json_at(videos, "0.record.head_density");
     int known = 0;
     n->layers = (int64_t)json_array_size(table);
-    n->heads = (int64_t)json_array_size(json_array_get(table, 0));
+    n->heads = row_size(table);
     if (n->dense || n->layers * n->heads == 0) return 1;
     n->head_density = calloc((size_t)(n->layers * n->heads), sizeof *n->head_density);
     if (!n->head_density) return 0;
@@ -292,6 +305,31 @@ static int64_t count_clips(const report_run *r)
     return count;
 }
 
+/* A few bytes of a file can ask for gigabytes and hours: a large "index" for a clip of every
+ * variant, and each step and head of the first video for one of every other. */
+static int check_sizes(const report_run *r)
+{
+    size_t variants = 0;
+    double bytes = 0;
+    for (int f = REPORT_SPEED; f <= REPORT_QUALITY; f++) {
+        const json_t *all = cli_json_at(r->value[f], "variants");
+        variants += json_array_size(all);
+        for (size_t i = 0; i < json_array_size(all); i++) {
+            const json_t *videos = cli_json_at(json_array_get(all, i), "videos"),
+                         *heads = cli_json_at(videos, "0.record.head_density"),
+                         *steps = cli_json_at(videos, "0.record.step_seconds");
+            const double table = (double)json_array_size(heads) * (double)row_size(heads);
+            bytes += (table + (double)json_array_size(steps)) * (double)json_array_size(videos) *
+                         (double)sizeof(double) +
+                     (double)r->clip_count * (double)sizeof(report_clip);
+        }
+    }
+    if (variants <= MOST_VARIANTS && bytes <= MOST_BYTES) return CLI_OK;
+    return cli_fail(REPORT_WHAT ": the results in '%s' have %zu variants and figures of %.0f MB, "
+                                "expected at most %d and %.0f MB",
+                    r->folder, variants, 1e-6 * bytes, MOST_VARIANTS, 1e-6 * MOST_BYTES);
+}
+
 /* Looks for the mask file that a run names in its folder, then relative to the current folder. */
 static void find_masks(report_run *r)
 {
@@ -347,7 +385,8 @@ int report_run_read(report_run *r, const char *folder)
     r->clip_count = count_clips(r);
     r->prompts = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *r->prompts);
     if (!r->tag || !r->model || !r->prompts) return cli_fail(REPORT_WHAT ": out of memory");
-    status = read_variants(r, REPORT_SPEED);
+    status = check_sizes(r);
+    if (!status) status = read_variants(r, REPORT_SPEED);
     if (!status) status = read_variants(r, REPORT_QUALITY);
     if (status) return status;
     if (r->variant_count == 0)

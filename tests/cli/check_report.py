@@ -214,6 +214,20 @@ class Words(Base):
             self.fails("twice", "--output", "r.html", says=["twice/" + name, "names the variant 'b0.3' twice"])
             shutil.rmtree(self.path("twice"))
 
+    def test_few_bytes_that_ask_for_much(self):
+        self.results("much", [])
+        data = kit.load(self.path("much", "speed.json"))
+        video = data["variants"][0]["videos"][0]
+        large = [{"name": f"v{i}", "videos": [{**video, "index": 99999}]} for i in range(200)]
+        long = [{**video, "record": {"step_seconds": [1] * 10000}}] + [{}] * 10000
+        for variants in (large, [{"name": "v", "videos": long}], [{"name": f"v{i}"} for i in range(5000)]):
+            self.put("much/speed.json", json.dumps({**data, "variants": variants}))
+            self.fails("much", "--output", "r.html", says=["variants and figures of", "expected at most"])
+        ragged = {**video, "record": {"head_density": [[0.5] * 1000] + [[]] * 1000}}
+        self.put("much/speed.json", json.dumps({**data, "variants": [{"name": "v", "videos": [ragged] + [{}] * 9}]}))
+        code, _, err = esa("report", "much", "--no-videos", "--output", "r.html", cwd=self.dir)
+        self.assertEqual((code, err), (0, ""))
+
     def test_default_name(self):
         self.results()
         code, out, err = esa("report", "res", cwd=self.dir)
