@@ -37,6 +37,21 @@ if(ESA_FUZZ)
     target_link_libraries(${name} PRIVATE esa_static)
     add_dependencies(fuzzers ${name})
   endforeach()
+  # The command is no library: its sources are compiled again for the target that reads results, and
+  # its messages are kept instead of printed.
+  if(TARGET esa_cli)
+    set(command_sources ${ESA_CLI_SOURCES})
+    list(FILTER command_sources EXCLUDE REGEX "/cli/(esa|cmd_[a-z_]*)\\.c$|/cli/experiment/")
+    add_executable(fuzz_results tests/cli/fuzz_results.c ${command_sources})
+    esa_brief_settings(fuzz_results)
+    add_dependencies(fuzz_results esa_commit)
+    esa_uses_build_id(fuzz_results)
+    target_include_directories(fuzz_results PRIVATE tests cli bench ${CMAKE_CURRENT_BINARY_DIR}/generated)
+    target_compile_options(fuzz_results PRIVATE -fsanitize=fuzzer)
+    target_link_options(fuzz_results PRIVATE -fsanitize=fuzzer -Wl,--wrap=cli_fail)
+    target_link_libraries(fuzz_results PRIVATE esa_static PkgConfig::ESA_JANSSON)
+    add_dependencies(fuzzers fuzz_results)
+  endif()
   # The library itself is instrumented for coverage too, or the fuzzer would be blind. The kernels are
   # left out: they read no files, and instrumenting them takes half of the build.
   target_compile_options(esa_objects PRIVATE -fsanitize=fuzzer-no-link)
@@ -263,7 +278,7 @@ if(NOT ESA_SANITIZE)
   add_test(NAME tree.loading COMMAND python3 ${checks}/install/check_loading.py $<TARGET_FILE:esa_cli>
            $<TARGET_FILE:esa> ${engine})
   set_tests_properties(tree.elf tree.loading PROPERTIES LABELS tree TIMEOUT 300)
-  foreach(name rooms counting)
+  foreach(name rooms counting corpus)
     add_test(NAME tree.${name}
              COMMAND python3 ${checks}/tree/check_${name}.py ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(tree.${name} PROPERTIES LABELS tree TIMEOUT 300)

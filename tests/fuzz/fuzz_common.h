@@ -2,9 +2,10 @@
  * first eight bytes of a file are the length of its header.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Seeds are made by the target itself when it starts and handed out by the mutator, so no files
- * need to be kept: fuzz_x -max_total_time=60            fuzzes from the built-in seeds fuzz_x
- * --make-seeds FOLDER           writes them into a folder, to look at or to start a corpus */
+ * Seeds are made by the target itself when it starts and handed out by the mutator. The corpus
+ * (tests/fuzz/corpus/fuzz_x) keeps what was found from them:
+ *     fuzz_x -max_total_time=60 FOUND CORPUS   fuzzes from both, and writes to the folder FOUND
+ *     fuzz_x --make-seeds FOLDER               writes the seeds into a folder, to look at */
 #ifndef ESA_TESTS_FUZZ_COMMON_H
 #define ESA_TESTS_FUZZ_COMMON_H
 
