@@ -62,10 +62,10 @@ def same(name, data, wanted, err=""):
     return found is not None and (name == "d.json" or agrees(found, json.loads(wanted)))
 
 
-def complaints(run, made, results, before, final, resumed=None, sent=0):
+def complaints(run, made, results, before, final, resumed=None, sent=0, there=()):
     """What is wrong with a run that has ended: sentences. made: the folder of the results; before, final: what stood
     there, and what a run without faults writes; resumed: a folder that a failed run may leave, for the next to go on
-    there; sent: a signal it got."""
+    there; sent: a signal it got; there: what an earlier run that died had left."""
     found = []
     died = sent and run.status == -sent
     if run.status is None:
@@ -88,7 +88,7 @@ def complaints(run, made, results, before, final, resumed=None, sent=0):
     for name in names_below(made, results):
         top = name.split("/")[0]
         kept = resumed and top == resumed and run.status and not TEMPORARY.search(name)
-        if not kept and not (died and (top == resumed or TEMPORARY.search(top))):
+        if not kept and name not in there and not (died and (top == resumed or TEMPORARY.search(top))):
             found.append(f"{name} was left there")
     return found
 
