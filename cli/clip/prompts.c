@@ -1,6 +1,6 @@
 /* prompts.c - prompts from the command line, from a file, or the built-in ones.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "clip/video.h"
+#include "clip/clip.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -58,6 +58,10 @@ static int from_file(cli_prompts *p, const char *path, const char *what)
     if (!text && errno == EFBIG)
         return cli_fail("%s: '%s' is longer than %d MB and is not a file of prompts", what, path,
                         LONGEST_FILE >> 20);
+    if (!text && errno == EINTR && clip_interrupted()) {
+        cli_fail("%s: interrupted while it waited for '%s'", what, path);
+        return CLIP_INTERRUPTED;
+    }
     if (!text) return cli_fail("%s: cannot read '%s': %s", what, path, cli_error_text(errno));
     int status = CLI_OK;
     if (memchr(text, 0, bytes))

@@ -80,7 +80,8 @@ typedef struct cli_prompts {
 } cli_prompts; /* owned strings */
 /* One of: text alone; a file with a prompt per line (empty lines and lines that start with # are
  * skipped); the first `number` of the built-in ones for this model (tiny: those wan-tiny knows).
- * CLI_FAILED or CLI_USAGE after a message. */
+ * CLI_FAILED, CLI_USAGE or, if a signal ended the wait for a stream, CLIP_INTERRUPTED (clip.h),
+ * all after a message. */
 int cli_prompts_get(cli_prompts *prompts, const char *text, const char *file, int64_t number,
                     int tiny, const char *what);
 void cli_prompts_free(cli_prompts *prompts);

@@ -114,7 +114,7 @@ int cli_write_file(const char *path, const char *text, size_t bytes)
     }
     int status = cli_ctx_new(&ctx, 1);
     if (!status)
-        status = cli_status(ctx, esa_file_write(ctx, path, text, (int64_t)bytes), "cannot write");
+        status = cli_status(ctx, esa_file_write(ctx, path, text, (int64_t)bytes), "output");
     esa_ctx_free(ctx);
     return status;
 }

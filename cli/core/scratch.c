@@ -20,15 +20,13 @@ static const char digits[] = "0123456789";
 
 /* ---------------------------------------------------------------- names */
 
-/* 1 for "", and for the endings of files that are being written: .XXXXXX, .<8 hex digits>.tmp. */
+/* 1 for "", and for the ending of a file that is being written: .<8 hex digits>.tmp. */
 static int is_end(const char *rest, int *temporary)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     if (!*rest) return 1;
     *temporary = 1;
-    return *rest == '.' && ((strlen(rest) == 7 && strspn(rest + 1, letters) == 6) ||
-                            (strlen(rest) == 13 && strspn(rest + 1, "0123456789abcdef") == 8 &&
-                             strcmp(rest + 9, ".tmp") == 0));
+    return *rest == '.' && strlen(rest) == 13 && strspn(rest + 1, "0123456789abcdef") == 8 &&
+           strcmp(rest + 9, ".tmp") == 0;
 }
 
 static int matches(const char *pattern, const char *name, int *temporary)

@@ -24,7 +24,7 @@ int cli_scratch_check(const char *folder, const cli_own *own, const char *what);
 /* Makes the folder and its parents, locks it against other runs with a file of the name "lock",
  * checks it, and removes what killed runs were writing. *lock receives a descriptor. The lock ends
  * with the process, however it ends. CLI_FAILED after a message: then nothing has changed in a
- * folder that was there. */
+ * folder that was there, but an empty lock that a killed run left is gone. */
 int cli_scratch_open(int *lock, const char *folder, const cli_own *own, const char *what);
 /* Removes the command's own files and folders, but not the lock; the caller holds it, or no run can
  * be working there. */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
-#include "attn/attn.h"
+#include "esa/esa.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"
 
@@ -308,35 +308,6 @@ static void test_workspace_is_bounded(void **state)
     esa_ctx_free(ctx);
 }
 
-/* The dense plans of a session take no masks: their workspace has no room for any, and a mask is
- * refused. Without a selector, a plan of the public call has room for masks of all block sizes. */
-static void test_dense_plan_takes_no_masks(void **state)
-{
-    (void)state;
-    esa_ctx *ctx;
-    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    const esa_shapes s = shapes();
-    const esa_select_params sp = select_params(ESA_SELECT_RANDOM);
-    esa_attention_params ap = esa_attention_params_default();
-    ap.tail = ESA_TAIL_POOLED;
-    esa_plan *any, *dense, *chooses;
-    esa_mask *mask;
-    assert_int_equal(esa_plan_create(ctx, &any, &s, NULL, &ap), ESA_OK);
-    assert_int_equal(esa_plan_create(ctx, &chooses, &s, &sp, &ap), ESA_OK);
-    assert_int_equal(esa_ctx_enter(ctx), ESA_OK);
-    assert_int_equal(esa_plan_make_dense(ctx, &dense, &s, &ap), ESA_OK);
-    assert_int_equal(esa_plan_mask(chooses, &mask, B, -1), ESA_OK);
-    assert_true(dense->workspace < any->workspace);
-    const esa_qkvo none = { 0 };
-    assert_int_equal(esa_plan_attend(dense, mask, &none, NULL, 0, NULL), ESA_ERR_STATE);
-    esa_ctx_leave(ctx);
-    esa_mask_free(mask);
-    esa_plan_free(dense);
-    esa_plan_free(chooses);
-    esa_plan_free(any);
-    esa_ctx_free(ctx);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -344,7 +315,6 @@ int main(void)
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_memory_report),
         cmocka_unit_test(test_workspace_is_bounded),
-        cmocka_unit_test(test_dense_plan_takes_no_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,5 +98,8 @@ class Folder(unittest.TestCase):
         self.assertTrue(lines[-1].startswith(self.begins), err)
         for word in says:
             self.assertIn(word, lines[-1])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
+        # the empty lock of a killed run may go
+        unlocked = [name for name in before if os.path.basename(name) != "lock"]
+        after = self.files()
+        self.assertEqual(after, unlocked if after == unlocked else before, f"{args} left something on disk")
         return lines[-1]

@@ -108,7 +108,7 @@ static void transformer(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         expect(esa_config_wan(ctx, &c, file(bad[i].text)), bad[i].status, bad[i].words);
     expect(esa_config_wan(ctx, &c, scratch_path(&dir, "nowhere.json")), ESA_ERR_IO, "No such file");
-    expect(esa_config_wan(ctx, &c, dir.dir), ESA_ERR_IO, "not a regular file");
+    expect(esa_config_wan(ctx, &c, dir.dir), ESA_ERR_IO, "is a folder, expected a file");
     assert_int_equal(esa_config_wan_memory(ctx, &c, "{\"num_layers\": 1\0}", 18, "bytes"),
                      ESA_ERR_FORMAT);
 }
