@@ -197,6 +197,7 @@ set_tests_properties(locale.make PROPERTIES LABELS unit TIMEOUT 300 FIXTURES_SET
 function(esa_locale_test name)      # esa_locale_test(NAME COMMAND...)
   add_test(NAME locale.${name} COMMAND ${ARGN})
   set(variables ESA_TEST_LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 LOCPATH=${locale_folder}
+      LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/base/locale_leaks.txt:print_suppressions=0
       ${locale_environment})
   set_tests_properties(locale.${name} PROPERTIES LABELS unit TIMEOUT 1200 FIXTURES_REQUIRED locale
                        ENVIRONMENT "${variables}")
