@@ -253,6 +253,7 @@ enum {
     ESA_ABI_WORK_PLAN_INFO,
     ESA_ABI_WORK_COSTS,
     ESA_ABI_STEP_CHANGE,
+    ESA_ABI_CARRY,
     ESA_ABI_COUNT
 };
 ESA_API const uint32_t *esa_abi(void); /* ESA_ABI_COUNT entries, static storage */

@@ -16,6 +16,9 @@
  * other call would run dense, a strict session returns ESA_ERR_POLICY; other sessions run it and
  * count a fallback.
  *
+ * With carry (esa_session_params.carry) a layer measures at a few steps, the anchors, what its
+ * sparse attention leaves out, and adds that to its sparse output at the steps that follow.
+ *
  * A cell is one (layer, step group, branch). A recording and a mask file hold one entry per cell.
  *
  * The rules of esa.h hold here too. The caller sets struct_size of a struct that the library fills
@@ -24,6 +27,7 @@
 #define ESA_SESSION_H
 
 #include "esa.h"
+#include "esa_carry.h"
 #include "esa_work.h"
 
 #ifdef __cplusplus
@@ -91,7 +95,8 @@ typedef struct esa_session_params {
      * samples, block sizes and layout, or ERROR and uses block sizes, layout, groups, tail and
      * fine; the order must not be adaptive. */
     esa_select_params select;
-    /* lse and kv_len are ignored; each call brings its own. CACHED: causal must match the file. */
+    /* lse and kv_len are ignored; each call brings its own. CACHED: causal must match the file.
+     * exact_rows may be -1: two for selector ERROR without carry, else none. */
     esa_attention_params attention;
     /* Sequence parallelism: each call holds heads first_head and following of total_heads (0, 0:
      * all heads). CACHED uses that part of each mask. ONLINE entropy splits the budget between the
@@ -138,8 +143,52 @@ typedef struct esa_session_params {
      * has branches of its own. 0: two, or one if branches is 1 (0) */
     int32_t step_branches;
     const int32_t *layers16;
-    int64_t reserved[1];
+    /* ONLINE and CACHED: carried differences (esa_carry.h). At an anchor a layer makes its mask and
+     * its order, runs dense and sparse, returns the dense output and keeps the difference d. Its
+     * calls up to the next anchor use that mask and order and add d. So refresh_every and
+     * order_every are not read, and a CACHED session changes masks at anchors only. With
+     * share_branches the first branch of a step runs dense at an anchor, and the others add its d;
+     * without, every branch keeps a d of its own.
+     *
+     * The first sparse step of a layer is an anchor, whatever the list says, and so is its first
+     * step with other shapes or key lengths. An anchor that is left out moves to the next step that
+     * runs. d is dropped at esa_session_begin, and whenever its mask or its order is.
+     *
+     * carry: ESA_CARRY_OFF, ESA_CARRY_AUTO, or the number of anchors, 1 .. steps (OFF). The rule of
+     * esa_carry_anchors places them. anchors: their steps, ascending; copied. They take the place
+     * of the rule. Not with causal attention: ESA_ERR_UNSUPPORTED. */
+    int32_t carry;
+    int32_t anchor_count; /* 0: by the rule (0) */
+    const int32_t *anchors;
+    int32_t carry_format; /* ESA_CARRY_E4M3 or ESA_CARRY_BF16 (E4M3) */
+    int32_t reserved0;
+    /* Memory of d, reserved at the first call that carries, for all layers at once. Up to
+     * carry_room bytes are device memory; -1: as much as there is (-1). The d of layers that do not
+     * fit is kept in page-locked host memory and copied to the device beside the work of other
+     * layers. If there is no room for it there either, a strict session fails with
+     * ESA_ERR_MEMORY; in other sessions these layers run without carry. A CPU session has host
+     * memory alone, and carry_room limits that.
+     *
+     * Device memory comes from carry_alloc(carry_user, bytes), which returns memory aligned to 256
+     * bytes, or NULL if there is none; carry_free gives it back. Set both or neither; NULL: the
+     * device's own functions (NULL). They are called inside calls of the session, so they must not
+     * call esa with its ctx. */
+    int64_t carry_room;
+    void *(*carry_alloc)(void *user, int64_t bytes);
+    void (*carry_free)(void *user, void *ptr, int64_t bytes);
+    void *carry_user;
+    int64_t reserved[2];
 } esa_session_params;
+
+/* Values of esa_session_params.carry beside a number of anchors. */
+enum { ESA_CARRY_OFF = 0, ESA_CARRY_AUTO = -1 };
+
+/* Writes the steps of the anchors of a run to anchors (room for `steps` entries; NULL: only counts)
+ * and returns their number: `carry` of them, or as many as suit a run of so many steps for
+ * ESA_CARRY_AUTO. Anchors are closer together early in a run, where attention changes most. 0 for
+ * ESA_CARRY_OFF, for numbers that are not in 1 .. steps, and for AUTO in runs that are too short
+ * to gain from carry. */
+ESA_API int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps);
 
 ESA_API esa_session_params esa_session_params_default(void);
 
@@ -155,9 +204,11 @@ ESA_API esa_session_params esa_session_params_default(void);
  *              pooled for masks without a fine level
  *
  * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer,
- * masks and orders made early (ESA_REFRESH_EARLY) and shared by the branches, and two exact rows
- * per query block. It does not set work: set it yourself, for example to
- * esa_preset_work(ESA_PRESET_BALANCED), which is the default of `esa generate` and `esa.apply`.
+ * ESA_CARRY_AUTO, and masks and orders shared by the branches. To run without carry, set carry to
+ * ESA_CARRY_OFF: then masks and orders are made early (ESA_REFRESH_EARLY), and sparse calls have
+ * two exact rows per query block (attention.exact_rows -1). It does not set work: set it yourself,
+ * for example to esa_preset_work_for(ESA_PRESET_BALANCED, steps, carry), which is the default of
+ * `esa generate` and `esa.apply`.
  * RECORD with ERROR has Hilbert order, because recorded masks need one order for all prompts. Where
  * select.group_q and group_k are 0, a recording scores groups of 2 queries and single keys at
  * blocks of 64, and groups of 4 queries and 4 keys at blocks of 128: scores that are recorded once
@@ -181,9 +232,13 @@ ESA_API int32_t esa_protects_first_frame(int32_t selector, int32_t given);
 /* The steps that run dense first: ceil(warmup_frac * steps - 1e-9), within 0 .. steps. */
 ESA_API int32_t esa_warmup_steps(double warmup_frac, int32_t steps);
 
-/* Presets: the work of a whole video (params.work) for three aims: 0.57, 0.44 and 0.30. NaN for any
- * other number. Set work_or_least too, so that a short video takes the least work that it can. */
+/* Presets: the work of a whole video (params.work) for three aims. esa_preset_work_for gives it for
+ * a run of so many steps with this carry (esa_session_params.carry). The fewer the steps, the more
+ * work the same closeness takes. Without carry the works are 0.57, 0.44 and 0.30 for any number of
+ * steps; esa_preset_work returns these. NaN for any other preset, and for steps below 1. Set
+ * work_or_least too, so that a short video takes the least work that it can. */
 enum { ESA_PRESET_FAITHFUL = 0, ESA_PRESET_BALANCED = 1, ESA_PRESET_FAST = 2 };
+ESA_API double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry);
 ESA_API double esa_preset_work(int32_t preset);
 /* The threshold of a step cache (esa_generate_params.cache) that costs such a preset at most 1 dB:
  * 0.02, 0.03 and 0.05. Presets do not turn it on. NaN for any other number. */
@@ -241,6 +296,13 @@ typedef struct esa_session_stats {
     double work_asked; /* work of the params; NaN if it was not given. work may be above it, because
                         * blocks are whole and every row keeps at least one */
     int64_t eight_calls; /* calls that ran in 8 bits, dense or sparse */
+    /* Carry. anchor_calls: sparse calls that also ran dense, returned that output and made d.
+     * carried_calls: sparse calls that added d. Without carry both are 0; sparse calls beyond both
+     * had no d. */
+    int64_t anchor_calls, carried_calls;
+    double carry_age; /* mean number of steps between a carried call and its anchor; NaN if none */
+    /* Memory of d now: on the device (on a CPU in host memory), and page-locked for a device. */
+    int64_t carry_bytes, carry_host_bytes;
     int64_t reserved[1];
 } esa_session_stats;
 

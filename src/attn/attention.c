@@ -26,11 +26,12 @@ static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *arg
     return esa_attend(ctx, be, args, ws);
 }
 
-static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
-                                   const esa_attention_params *params)
+esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
+                                const esa_attention_params *params)
 {
     esa_attention_params p;
     ESA_TRY(esa_check_qkvo(ctx, t));
+    if (t->carry) ESA_TRY(esa_check_carry(ctx, t, mask));
     const esa_shapes s = esa_shapes_of(t->q, t->k);
     const esa_backend *be = esa_backend_of(s.device);
     ESA_TRY(esa_check_attention(ctx, &p, params, s.D));
@@ -57,8 +58,8 @@ esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
     ESA_TRY(esa_ctx_enter(ctx));
     /* Params of an unknown size are refused below, so lse must not be read from them. */
     const int32_t known = params && params->struct_size == sizeof *params;
-    const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL };
-    const esa_status status = attention_inside(ctx, &t, mask, params);
+    const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL, NULL, 0 };
+    const esa_status status = esa_attention_inside(ctx, &t, mask, params);
     esa_ctx_leave(ctx);
     return status;
 }

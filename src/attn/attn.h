@@ -29,16 +29,18 @@ struct esa_plan {
     int64_t workspace; /* bytes */
 };
 
-/* The views of one attention call; lse may be NULL. */
+/* The views of one attention call; lse and carry may be NULL. */
 typedef struct esa_qkvo {
     const esa_tensor *q, *k, *v, *o, *lse;
+    const esa_carry *carry;
+    int32_t use; /* of carry: ESA_CARRY_ADD or ESA_CARRY_MAKE; without carry 0 */
 } esa_qkvo;
 
 /* ---------------------------------------------------------------- plan.c: rooms
  * All of them leave a message in the plan's ctx on failure. */
 
 /* Makes a plan; also checks shapes and params. On success the caller owns *plan and frees it with
- * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector, which takes masks
+ * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector; it takes masks
  * of every block size. esa_plan_make_dense: one that takes none, so its workspace has no room for
  * them and is quickly found. */
 esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
@@ -70,6 +72,12 @@ esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tenso
  * the ctx's scratch. */
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
                            int32_t precision, esa_attn_kernel *kernel);
+/* Checks the views and runs: what esa_plan_attention does, and what esa_attention does, inside the
+ * guard. */
+esa_status esa_plan_attention_inside(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t,
+                                     void *ws);
+esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
+                                const esa_attention_params *params);
 
 /* ---------------------------------------------------------------- exact_rows.c
  * One attention call on any device, with exact rows if args->exact_rows says so. */
@@ -85,6 +93,8 @@ esa_status esa_attend(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name);
 esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k);
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
+/* t->carry, which must not be NULL; o is checked. (carry.c) */
+esa_status esa_check_carry(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask);
 /* v of a selection; k is checked. */
 esa_status esa_check_v(esa_ctx *ctx, const esa_tensor *k, const esa_tensor *v);
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);

@@ -68,6 +68,18 @@ static void copy_strides(int64_t *dst, const esa_tensor *t)
     for (int32_t i = 0; i < 3; i++) dst[i] = t->stride[i];
 }
 
+static void bind_carry(esa_attn_args *a, const esa_qkvo *t)
+{
+    const esa_carry *c = t->carry;
+    a->carry = (esa_carry_args){ .value = c->value,
+                                 .scale = c->format == ESA_CARRY_E4M3 ? c->scale : NULL,
+                                 .batch = c->B == 1 ? 0 : a->Hq * a->Nq,
+                                 .use = t->use };
+    if (t->use != ESA_CARRY_MAKE) return;
+    a->exact_rows = 0;
+    a->lse = NULL;
+}
+
 void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attention_params *p,
                         const esa_mask *mask, const esa_qkvo *t)
 {
@@ -115,6 +127,7 @@ void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attenti
         a->lse = t->lse->data;
         copy_strides(a->lse_stride, t->lse);
     }
+    if (t->carry) bind_carry(a, t);
 }
 
 void esa_bind_select(esa_select_args *a, const esa_shapes *s, const esa_select_params *p,

@@ -354,6 +354,7 @@ static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, co
     ESA_TRY(esa_check_against_shapes(ctx, t->q, s, "q", s->Hq, s->Nq));
     ESA_TRY(esa_check_against_shapes(ctx, t->k, s, "k", s->Hkv, s->Nk));
     ESA_TRY(esa_check_qkvo(ctx, t));
+    if (t->carry) ESA_TRY(esa_check_carry(ctx, t, mask));
     /* A plan with a selector has its own order; otherwise the mask gives the order. */
     const esa_layout *layout = !mask ? NULL : plan->has_select ? &p->layout : &mask->layout;
     ESA_TRY(esa_check_kv_len(ctx, plan->attention.kv_len, s->device, s->B, s->Nk, layout,
@@ -486,15 +487,21 @@ esa_status esa_plan_order(const esa_plan *plan, esa_mask *mask, const esa_tensor
     return status;
 }
 
+esa_status esa_plan_attention_inside(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t,
+                                     void *ws)
+{
+    ESA_TRY(check_attention(plan, mask, t, ws));
+    return esa_plan_attend(plan, mask, t, ws, 0, NULL);
+}
+
 esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q,
                               const esa_tensor *k, const esa_tensor *v, const esa_tensor *o,
                               const esa_tensor *lse, void *ws)
 {
     if (!plan) return ESA_ERR_ARGUMENT;
     ESA_TRY(esa_ctx_enter(plan->ctx));
-    const esa_qkvo t = { q, k, v, o, lse };
-    esa_status status = check_attention(plan, mask, &t, ws);
-    if (!status) status = esa_plan_attend(plan, mask, &t, ws, 0, NULL);
+    const esa_qkvo t = { q, k, v, o, lse, NULL, 0 };
+    const esa_status status = esa_plan_attention_inside(plan, mask, &t, ws);
     esa_ctx_leave(plan->ctx);
     return status;
 }
@@ -504,7 +511,7 @@ const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const es
 {
     if (!plan || esa_ctx_enter(plan->ctx)) return "";
     const char *name = "";
-    const esa_qkvo t = { q, k, v, o, NULL };
+    const esa_qkvo t = { q, k, v, o, NULL, NULL, 0 };
     if (!check_attention(plan, mask, &t, NULL)) {
         esa_attn_args args;
         esa_bind_attention(&args, &plan->shapes, &plan->attention, mask, &t);

@@ -6,10 +6,19 @@
 #ifndef ESA_BASE_ARGS_H
 #define ESA_BASE_ARGS_H
 
-#include "esa/esa.h"
+#include "esa/esa_carry.h"
 
 struct esa_cpu_kernels;
 struct esa_pool;
+
+/* A carried difference (esa_carry.h). Row n of (b,h) is number b * batch + h * Nq + n. */
+typedef struct esa_carry_args {
+    void *value;   /* [rows][D], E4M3 or bf16; NULL: the call has no carry */
+    float *scale;  /* [rows]; NULL: the values are bf16 */
+    int64_t batch; /* rows between batch entries: Hq * Nq, or 0 if all share theirs */
+    int32_t use;   /* ESA_CARRY_ADD or ESA_CARRY_MAKE */
+    int32_t reserved0;
+} esa_carry_args;
 
 typedef struct esa_attn_args {
     const struct esa_cpu_kernels *kern; /* CPU: the kernel set for this dtype; CUDA: NULL */
@@ -42,6 +51,8 @@ typedef struct esa_attn_args {
     /* Exact rows per query block; 0: none. Only src/attn, exact_take and exact_mend read it. The
      * attention kernels do not. */
     int32_t exact_rows;
+    /* With MAKE a kernel reads o and does not write it, and lse is NULL. */
+    esa_carry_args carry;
 } esa_attn_args;
 
 /* The attention kernel that runs a call. */

@@ -56,14 +56,14 @@ ESA_INLINE uint16_t esa_f32_to_f16(float f)
     return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
 }
 
-/* E4M3: 4 bits of exponent with bias 7, 3 bits of mantissa, no infinity; 0x7f is NaN. */
+/* E4M3: 4 bits of exponent with bias 7, 3 bits of mantissa, no infinity; 0x7f is NaN. Without
+ * branches, so that loops vectorise. */
 ESA_INLINE float esa_f8_to_f32(uint8_t code)
 {
     const uint32_t sign = (uint32_t)(code & 0x80u) << 24, em = code & 0x7fu;
-    if (em == 0x7fu) return esa_f32_from_bits(sign | 0x7fc00000u);
-    if (em >= 8u) return esa_f32_from_bits(sign | ((em << 20) + 0x3c000000u));
-    const float f = (float)em * 0x1p-9f; /* subnormal, exact */
-    return esa_f32_from_bits(sign | esa_bits_from_f32(f));
+    const uint32_t small = esa_bits_from_f32((float)(int32_t)em * 0x1p-9f); /* exact */
+    const uint32_t size = em >= 8u ? (em << 20) + 0x3c000000u : small;
+    return esa_f32_from_bits(sign | (em == 0x7fu ? 0x7fc00000u : size));
 }
 
 /* Magnitudes above 448 become 448. */

@@ -92,6 +92,7 @@ static void carve_run(attn_run *run, esa_carve *carve)
         w.fine_v = esa_carve_take(carve, a->fine ? z->tail_v : 0);
         w.fine_row = esa_carve_take(carve, a->fine ? TAIL_BLOCK * 4 : 0);
         w.fine_bias = esa_carve_take(carve, a->fine ? TAIL_BLOCK * 4 : 0);
+        w.rows = esa_carve_take(carve, kern->nr * a->D * 4);
         if (carve->base) run->worker[t] = w;
     }
 }
@@ -166,6 +167,19 @@ void esa_attn_attend(const attn_run *run, attn_worker *w, attn_pass *pass, const
     pass->fresh = 0;
 }
 
+/* The rows of one panel of a call with a carry. */
+static void finish_carried(const attn_run *run, attn_worker *w, const attn_pass *pass, int64_t r)
+{
+    const esa_attn_args *a = run->a;
+    const int32_t *perm = order_at(a->perm_q, a->perm_q_stride, pass->b, pass->h);
+    const int64_t rows = esa_min64(a->kern->nr, pass->rows - r);
+    a->kern->store(w->rows, ESA_DTYPE_F32, a->D, NULL, w->o + r * a->D, w->l + r, rows, a->D);
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t n = pass->row0 + r + i;
+        esa_attn_carry_row(a, pass->b, pass->h, perm ? perm[n] : n, w->rows + i * a->D);
+    }
+}
+
 static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pass)
 {
     const esa_attn_args *a = run->a;
@@ -187,6 +201,10 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
     const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
     const esa_cpu_kernels *kern = a->kern;
     for (int64_t r = 0; r < pass->rows; r += nr) {
+        if (a->carry.value) {
+            finish_carried(run, w, pass, r);
+            continue;
+        }
         const rows_ref o = rows_at(a->o, a->o_stride, perm, pass->b, pass->h, row0 + r, a->dtype);
         (large && kern->stream ? kern->stream : kern->store)(
             (void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r,

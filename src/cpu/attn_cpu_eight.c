@@ -319,11 +319,17 @@ static void finish_rows(const eight_run *run, const eight_worker *w, const eight
     for (int64_t r = 0; r < p->rows; r++) {
         const int64_t n = perm ? perm[p->row0 + r] : p->row0 + r;
         const float *o = w->o + r / nr * nr * D + r % nr, l = w->l[r];
-        void *out = (void *)at(
-            a->o, p->b * a->o_stride[0] + p->h * a->o_stride[1] + n * a->o_stride[2], a->dtype);
+        float *x = w->rows;
         for (int64_t d = 0; d < D; d++)
-            esa_store_f32(out, d, a->dtype,
-                          l == 0.0f ? 0.0f : o[d * nr] / l * v_scale[d] + v_added[d]);
+            x[d] = l == 0.0f ? 0.0f : o[d * nr] / l * v_scale[d] + v_added[d];
+        if (a->carry.value) {
+            esa_attn_carry_row(a, p->b, p->h, n, x);
+            if (a->carry.use == ESA_CARRY_MAKE) continue;
+        } else {
+            void *out = (void *)at(
+                a->o, p->b * a->o_stride[0] + p->h * a->o_stride[1] + n * a->o_stride[2], a->dtype);
+            for (int64_t d = 0; d < D; d++) esa_store_f32(out, d, a->dtype, x[d]);
+        }
         if (!a->lse) continue;
         const void *q = at(a->q, p->b * a->q_stride[0] + p->h * a->q_stride[1] + n * a->q_stride[2],
                            a->dtype);

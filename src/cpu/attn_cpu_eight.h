@@ -12,7 +12,7 @@
 
 typedef struct eight_worker { /* scratch of one thread */
     float *q;                 /* panels of one query block [rows_pad/nr][D][nr] */
-    float *rows;              /* [nr][D] codes of one panel before it is packed */
+    float *rows;              /* [nr][D] codes of one panel before it is packed; one finished row */
     float *factor;            /* [rows_pad] scale * log2(e) * scale of the row */
     float *o, *t;             /* [rows_pad/nr][D][nr]; [D][nr] product of one stage */
     float *s;                 /* [keys][nr] */

@@ -30,6 +30,7 @@ typedef struct attn_worker { /* scratch of one thread */
     void *fine_k, *fine_v;   /* levels: copies of TAIL_BLOCK fine means ... */
     int32_t *fine_row;       /* ... [TAIL_BLOCK] which ones ... */
     float *fine_bias;        /* ... [TAIL_BLOCK] and log2 of their tokens */
+    float *rows;             /* [nr][D] carry: finished rows */
 } attn_worker;
 
 typedef struct attn_item {
@@ -113,6 +114,10 @@ typedef struct attn_pass {
  * with causal attention this may be negative. */
 void esa_attn_attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb,
                      int64_t seen);
+
+/* (attn_cpu_carry.c) Finishes one row of a call with a carry: x[D] is its sparse output, not
+ * rounded, and is lost. ADD writes the row of o, MAKE that of d. */
+void esa_attn_carry_row(const esa_attn_args *a, int64_t b, int64_t h, int64_t token, float *x);
 
 /* ---------------------------------------------------------------- attn_cpu_tail.c */
 

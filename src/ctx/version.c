@@ -55,6 +55,7 @@ const uint32_t *esa_abi(void)
         [ESA_ABI_WORK_PLAN_INFO] = sizeof(esa_work_plan_info),
         [ESA_ABI_WORK_COSTS] = sizeof(esa_work_costs),
         [ESA_ABI_STEP_CHANGE] = sizeof(esa_step_change),
+        [ESA_ABI_CARRY] = sizeof(esa_carry),
     };
     return size;
 }

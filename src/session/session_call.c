@@ -378,7 +378,7 @@ esa_status esa_session_attention(esa_session *s, int32_t layer, int32_t kind, co
                                  const esa_tensor *lse)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    const esa_qkvo t = { q, k, v, o, lse };
+    const esa_qkvo t = { q, k, v, o, lse, NULL, 0 };
     ESA_TRY(esa_ctx_enter(s->ctx));
     const esa_status status = esa_session_attend(s, layer, kind, &t);
     esa_ctx_leave(s->ctx);

@@ -141,7 +141,7 @@ esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_p
     outputs out;
     double error[ESA_WORK_MAX_POINTS];
     ESA_TRY(make_outputs(s, &out, be, c->t->o));
-    const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &out.written, NULL };
+    const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &out.written, NULL, NULL, 0 };
     if (p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied)
         ESA_TRY(esa_plan_reorder(p, e->mask, t.q, t.k, NULL));
     for (int32_t k = 0; k < s->probe.points; k++) {

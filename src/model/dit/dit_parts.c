@@ -70,7 +70,7 @@ esa_status esa_dit_attend(esa_nn *nn, esa_session *session, int32_t layer, const
 {
     const esa_tensor q = heads_of(nn, &qkv[0], heads), k = heads_of(nn, &qkv[1], heads),
                      v = heads_of(nn, &qkv[2], heads), out = heads_of(nn, o, heads);
-    const esa_qkvo views = { &q, &k, &v, &out, NULL };
+    const esa_qkvo views = { &q, &k, &v, &out, NULL, NULL, 0 };
     ESA_TRY(nn->ops->self_begin(nn));
     ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
     return nn->ops->self_end(nn);
