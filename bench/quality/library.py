@@ -59,6 +59,7 @@ def options():
     ap.add_argument("--heldout", type=int, default=0, help="judge so many of the other prompts (from the end) instead")
     ap.add_argument("--keep", default="", help="folder for all clips as NPY, which `esa evaluate` reads; dense clips "
                     "that are in it are not made again")
+    metrics.add_lpips(ap)
     ap.add_argument("--study", nargs="*", default=[], help="results of study.py, shown beside")
     ap.add_argument("--engine", default="", help="table of `esa bench video`, shown beside")
     ap.add_argument("--done", default="", help="earlier results to go on from (default: --out)")
@@ -176,6 +177,7 @@ class Bench:
         a = self.a
         if a.threads:
             torch.set_num_threads(a.threads)
+        self.lpips = metrics.Lpips.open(a.lpips, a.device)
         prompts = sorted({p for _, p, _ in self.clips} | {""})
         embeds = torch.load(a.embeds, weights_only=True) if a.embeds else model.encode(a.model, prompts)
         self.pipe = Pipe(a, embeds)
@@ -223,7 +225,7 @@ class Bench:
         self.pipe.wait()
         seconds = time.perf_counter() - begun
         frames = self.pipe.decode(last)
-        found = {name: x[0] for name, x in metrics.compare(self.dense[number, seed], frames).items()}
+        found = {name: x[0] for name, x in metrics.compare(self.dense[number, seed], frames, self.lpips).items()}
         self.npy(f"{run.words} {self.kind}", number, seed, frames)
         s = handle.stats()
         kernels = {handle.stats(layer, step).kernel for layer in range(handle.layers) for step in range(handle.steps)}

@@ -6,9 +6,10 @@
     bench/quality/library_table.py library.json [more.json ..] --csv docs/results/quality-h200.csv
 
 Every run with its work (asked and realised), PSNR, the difference to the former default at equal work with the standard
-error of the paired differences over the clips, SSIM, worst frame, flicker and seconds. --study adds the simulation's
-PSNR of the same setting, --engine the mean difference to the rows that `esa bench video` has of the same clips.
---no-seconds leaves out the times, for runs that shared a machine. --csv writes one row per clip and no table."""
+error of the paired differences over the clips, SSIM, LPIPS (- without its weights), worst frame, flicker and seconds.
+--study adds the simulation's PSNR of the same setting, --engine the mean difference to the rows that `esa bench video`
+has of the same clips. --no-seconds leaves out the times, for runs that shared a machine. --csv writes one row per clip
+and no table."""
 import argparse
 import csv
 import json
@@ -16,10 +17,10 @@ import math
 import re
 
 from library_runs import TODAY, TODAY_FREE, Run, values
-from table import difference
+from table import difference, distance
 
 EQUAL = 0.015       # works that differ by less are compared with one another
-COLUMNS = ("prompt", "seed", "psnr", "ssim", "psnr_min", "flicker", "work_asked", "work", "density", "calls",
+COLUMNS = ("prompt", "seed", "psnr", "ssim", "lpips", "psnr_min", "flicker", "work_asked", "work", "density", "calls",
            "dense_calls", "masks_made", "fallback_calls", "seconds", "select_seconds", "attention_seconds", "kernel")
 
 
@@ -40,7 +41,7 @@ def write_csv(path, runs):
         out.writerow(("kind", "name", "words", *COLUMNS))
         for r in runs:
             for clip in r["clips"]:
-                row = (clip[name] for name in COLUMNS)
+                row = (clip.get(name) for name in COLUMNS)      # lpips: None without its weights
                 out.writerow((r["kind"], r["name"], re.sub(r"masks=\S*/", "masks=", r["words"]),
                               *(f"{x:.6g}" if isinstance(x, float) else x for x in row)))
 
@@ -111,7 +112,7 @@ def engine(r, rows):
 
 def table(runs, study=(), rows=None, markdown=False, seconds=True):
     """Text: one part per kind of clips."""
-    heads = ["run", "asked", "work", "PSNR", "to today", "SSIM", "worst", "flicker", "clips"]
+    heads = ["run", "asked", "work", "PSNR", "to today", "SSIM", "LPIPS", "worst", "flicker", "clips"]
     heads += ["s a clip"] if seconds else []
     heads += ["study"] if study else []
     heads += ["to engine"] if rows else []
@@ -123,7 +124,7 @@ def table(runs, study=(), rows=None, markdown=False, seconds=True):
             base = reference(mine, r)
             diff = paired(r, base) if base is not None and base is not r else None
             line = [r["name"], f"{asked(r):g}", f"{mean(r, 'work'):.4f}", f"{mean(r, 'psnr'):.2f}",
-                    f"{diff[0]:+.2f} ±{diff[1]:.2f}" if diff else "", f"{mean(r, 'ssim'):.4f}",
+                    f"{diff[0]:+.2f} ±{diff[1]:.2f}" if diff else "", f"{mean(r, 'ssim'):.4f}", distance(r["clips"]),
                     f"{mean(r, 'psnr_min'):.2f}", f"{mean(r, 'flicker'):.3f}", str(len(r["clips"]))]
             line += [f"{middle(r, 'seconds'):.3f}"] if seconds else []
             if study:

@@ -53,6 +53,7 @@ def options():
     ap.add_argument("--frames", type=int, default=33)
     ap.add_argument("--side", type=int, default=128)
     ap.add_argument("--done", default="", help="earlier results: their runs and calibrations are not made again")
+    metrics.add_lpips(ap)
     ap.add_argument("--out", default="quality.json", help="results (quality.json)")
     ap.add_argument("--fit", action="store_true", help="print the plan of each setting with plan=cell and its shape")
     ap.add_argument("--list", action="store_true", help="print the settings and stop")
@@ -104,6 +105,7 @@ class Study:
     def prepare(self):
         a = self.a
         prompts = sorted(set(EVAL + OTHERS) | {""})
+        self.lpips = metrics.Lpips.open(a.lpips, a.device)
         embeds = torch.load(a.embeds, weights_only=True) if a.embeds else model.encode(a.model, prompts)
         self.sim = model.Sim(a, embeds)
         self.sim.hub.deadline = self.start + a.minutes * 60 - 2
@@ -150,13 +152,13 @@ class Study:
         cells = sim.steps * sim.layers
         assert hub.calls == cells
         parts = {name: float(x) / cells for name, x in hub.spent.items()}
-        found = metrics.compare(self.clips.frames, sim.decode(last))
+        found = metrics.compare(self.clips.frames, sim.decode(last), self.lpips)
         seconds = time.time() - begun
-        mean = {name: sum(x) / len(x) for name, x in found.items()}
+        mean = {name: table.mean(x) for name, x in found.items()}
         return {"label": label, "asked": spec.work, "expected": expected, "work": sum(parts.values()),
                 "clips": self.kind, "parts": parts, "shape": spec.shape, **mean,
                 "psnrs": found["psnr"], "ssims": found["ssim"], "psnr_mins": found["psnr_min"],
-                "flickers": found["flicker"], "seconds": seconds,
+                "lpipss": found["lpips"], "flickers": found["flicker"], "seconds": seconds,
                 "latent_mse": float((last - self.clips.last).square().mean()),
                 "density": {f"{s},{layer}": d for (s, layer), d in density.items()} if spec.plan != "flat" else None}
 

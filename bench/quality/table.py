@@ -5,7 +5,8 @@
     bench/quality/table.py results.json [more.json ..] [--against WORDS] [--sort]
 
 For every setting and every work: PSNR, its difference to the project's former default at the same work with the
-standard error over the clips, SSIM, worst frame, flicker, and the work that was realised."""
+standard error over the clips, SSIM, LPIPS (- without its weights), worst frame, flicker, and the work that was
+realised."""
 import argparse
 import json
 import math
@@ -26,6 +27,17 @@ def difference(r, base):
     x = [p - q for p, q in zip(r["psnrs"], base["psnrs"])]
     m = sum(x) / len(x)
     return m, math.sqrt(sum((y - m) ** 2 for y in x) / max(1, len(x) - 1) / len(x))
+
+
+def mean(values):
+    """None if one of the values was not measured."""
+    return None if None in values else sum(values) / len(values)
+
+
+def distance(records):
+    """Text: mean LPIPS of runs or clips; - if it was not measured for all of them."""
+    found = mean([r.get("lpips") for r in records])
+    return "-" if found is None else f"{found:.4f}"
 
 
 def signed(r, base):
@@ -50,13 +62,14 @@ def table(runs, against="base", by_gain=False):
         if by_gain:
             mine.sort(key=lambda r: -r["psnr"])
         out.append(f"\nwork {work:g}" + (f", against: {base['label']}" if base else ""))
-        out.append(f"{'setting':92s} realised   PSNR   difference    SSIM   worst flicker  blocks  tail  scores  order")
+        out.append(f"{'setting':92s} realised   PSNR   difference    SSIM  LPIPS   worst flicker  blocks  tail  scores"
+                   "  order")
         for r in mine:
             diff = signed(r, base) if base else " " * 12
             p = r["parts"]
             out.append(f"{r['label']:92s} {r['work']:8.4f} {r['psnr']:6.2f} {diff} {r['ssim']:7.4f} "
-                       f"{r['psnr_min']:7.2f} {r['flicker']:7.3f} {p['exact']:7.4f} {p['tail']:.4f} "
-                       f"{p['scores']:.4f} {p['order']:.4f}")
+                       f"{distance([r]):>6s} {r['psnr_min']:7.2f} {r['flicker']:7.3f} {p['exact']:7.4f} "
+                       f"{p['tail']:.4f} {p['scores']:.4f} {p['order']:.4f}")
     return "\n".join(out)
 
 
