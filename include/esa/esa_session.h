@@ -147,8 +147,9 @@ typedef struct esa_session_params {
      * its order, runs dense and sparse, returns the dense output and keeps the difference d. Its
      * calls up to the next anchor use that mask and order and add d. So refresh_every and
      * order_every are not read, and a CACHED session changes masks at anchors only. With
-     * share_branches the first branch of a step runs dense at an anchor, and the others add its d;
-     * without, every branch keeps a d of its own.
+     * share_branches, or with masks of a file that are the same for all branches, the first branch
+     * of a step runs dense at an anchor, and the others add its d; else every branch keeps a d of
+     * its own.
      *
      * The first sparse step of a layer is an anchor, whatever the list says, and so is its first
      * step with other shapes or key lengths. An anchor that is left out moves to the next step that

@@ -120,12 +120,11 @@ typedef struct esa_work_costs {
     double select, order; /* one selection; one order; 0: none (0) */
     double exact;         /* exact rows, paid by every sparse call; 0: none (0) */
     double floor;         /* least density of a sparse call, because each row keeps a block (0) */
-    /* Carry (esa_session.h): the steps of the anchors, ascending; borrowed. At these steps, and not
-     * by refresh_every and order_every, a layer makes mask and order and runs dense too: one branch
-     * with share_branches, else each. NULL: no carry (NULL). */
+    /* Carry, as in esa_session_params: at the anchors, and not by refresh_every and order_every, a
+     * layer makes mask and order and runs dense too, one branch with share_branches, else each.
+     * carry 0: off (0). anchors: borrowed; NULL: by the rule (NULL). */
+    int32_t carry, anchor_count;
     const int32_t *anchors;
-    int32_t anchor_count;
-    int32_t reserved0;
     int64_t reserved[2];
 } esa_work_costs;
 

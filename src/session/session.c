@@ -7,6 +7,7 @@
 #include <string.h>
 #include "io/json.h"
 #include "rules/schedule.h"
+#include "workplan/work_plan.h"
 
 /* Bindings rely on these offsets; changing them changes the ABI. */
 _Static_assert(offsetof(esa_session_params, warmup_frac) == 32 &&
@@ -29,6 +30,7 @@ esa_session_params esa_session_params_default(void)
     p.warmup_frac = 0.2;
     p.select = esa_select_params_default(ESA_SELECT_ENTROPY);
     p.attention = esa_attention_params_default();
+    p.carry_room = -1;
     return p;
 }
 
@@ -63,7 +65,8 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                   { "record_per_branch", p->record_per_branch, 0, 1 },
                   { "steps16_first", p->steps16_first, 0, p->steps },
                   { "steps16_last", p->steps16_last, 0, p->steps },
-                  { "layers16_count", p->layers16_count, 0, ESA_MAX_CELL_AXIS } };
+                  { "layers16_count", p->layers16_count, 0, ESA_MAX_CELL_AXIS },
+                  { "exact_rows", p->attention.exact_rows, -1, ESA_MAX_EXACT_ROWS } };
     for (size_t i = 0; i < sizeof range / sizeof range[0]; i++)
         if (range[i].value < range[i].low || range[i].value > range[i].high)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected %d to %d", range[i].name,
@@ -120,6 +123,29 @@ static esa_status check_layers_and_names(esa_ctx *ctx, const esa_session_params 
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "model or config_hash is not UTF-8, or longer than %d or %d bytes", 127,
                         79);
+    return ESA_OK;
+}
+
+static esa_status check_carry(esa_ctx *ctx, const esa_session_params *p)
+{
+    ESA_TRY(esa_anchors_check(ctx, p->carry, p->anchors, p->anchor_count, p->steps));
+    if (p->carry_format != ESA_CARRY_E4M3 && p->carry_format != ESA_CARRY_BF16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "carry_format is %d, expected ESA_CARRY_E4M3 (%d) or ESA_CARRY_BF16 (%d)",
+                        p->carry_format, ESA_CARRY_E4M3, ESA_CARRY_BF16);
+    if (p->carry_room < -1)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "carry_room is %lld, expected a number of bytes, or -1 for no limit",
+                        (long long)p->carry_room);
+    if (!p->carry_alloc != !p->carry_free)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "%s is NULL: set both carry_alloc and carry_free, or neither",
+                        p->carry_alloc ? "carry_free" : "carry_alloc");
+    if (p->carry != ESA_CARRY_OFF && p->attention.causal)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "carry is %d and causal is 1, but causal attention does not carry: set "
+                        "carry to ESA_CARRY_OFF (0)",
+                        p->carry);
     return ESA_OK;
 }
 
@@ -200,6 +226,7 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
                         "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED, RECORD or PROBE",
                         p->mode);
     ESA_TRY(check_ranges(ctx, p));
+    ESA_TRY(check_carry(ctx, p));
     ESA_TRY(check_layers_and_names(ctx, p));
     return check_mode(ctx, p);
 }
@@ -246,7 +273,7 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
                         "budget, or masks from a recording of errors",
                         p->work, name);
     const int32_t rows = p->attention.exact_rows;
-    if (esa_mask_file_has_works(file) && rows && rows != f->exact_rows)
+    if (esa_mask_file_has_works(file) && rows > 0 && rows != f->exact_rows)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
                         "exact_rows is %d, but the works of %s include %d exact rows per query "
                         "block: leave exact_rows out, or build the masks with exact_rows %d",
@@ -349,12 +376,24 @@ static esa_status make_recorder(esa_session *s)
     return status;
 }
 
+/* CACHED: what a run with carry costs more than the works of its file say: anchors, and no exact
+ * rows, unless they were asked for. */
+static double carry_work(const esa_session *s)
+{
+    const esa_session_params *p = &s->params;
+    const esa_mask_file_info *f = &p->masks->info;
+    if (!s->carry.anchor_count) return 0;
+    const int32_t sharing = f->branches == 1 && p->branches > 1 ? 2 : 1; /* guidance has two */
+    const double rows = p->attention.exact_rows > 0 ? 0 : (double)f->exact_rows / f->block_q;
+    return (double)s->carry.anchor_count / ((double)p->steps * sharing) - rows;
+}
+
 /* CACHED: finds the masks of the budget or of the work. */
 static esa_status find_masks(esa_session *s)
 {
     const esa_session_params *p = &s->params;
     if (p->work > 0)
-        ESA_TRY(esa_mask_file_pick(p->masks, &s->permille, p->work));
+        ESA_TRY(esa_mask_file_pick(p->masks, &s->permille, p->work - carry_work(s)));
     else
         s->permille = esa_budget_permille(s->ctx, p->select.budget);
     if (s->permille < 0) return ESA_ERR_ARGUMENT;
@@ -374,6 +413,7 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     s->params.select.kv_len = s->params.attention.kv_len = NULL;
     s->params.attention.lse = NULL;
     s->warmup = esa_warmup_steps(p->warmup_frac, p->steps);
+    s->params.attention.exact_rows = esa_session_exact_rows(p);
     const int64_t cells = (int64_t)p->layers * p->steps, rests = (int64_t)p->layers * p->branches;
     s->dense_layer = esa_mem_zalloc(&ctx->mem, p->layers);
     s->layer16 = esa_mem_zalloc(&ctx->mem, p->layers);
@@ -384,6 +424,7 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
     ESA_TRY(copy_spending(s, p));
+    ESA_TRY(esa_session_carry_make(s, p));
     for (int32_t i = 0; i < p->dense_layer_count; i++) s->dense_layer[p->dense_layers[i]] = 1;
     for (int32_t i = 0; i < p->layers16_count; i++) s->layer16[p->layers16[i]] = 1;
     s->params.layers16 = NULL;
@@ -396,7 +437,8 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
         ESA_TRY(find_masks(s));
         if (s->masks->density) {
             first = p->masks->info.dense_first_layer;
-            s->params.attention.exact_rows = p->masks->info.exact_rows;
+            if (!s->carry.anchor_count || p->attention.exact_rows > 0)
+                s->params.attention.exact_rows = p->masks->info.exact_rows;
             s->warmup = esa_warmup_steps(p->masks->info.warmup_frac, p->steps);
         }
     }
@@ -411,6 +453,7 @@ void esa_session_free(esa_session *s)
     const int64_t cells = (int64_t)s->params.layers * s->params.steps,
                   rests = (int64_t)s->params.layers * s->params.branches;
     esa_session_drop_plans(s);
+    esa_session_carry_free(s);
     for (int64_t i = 0; s->rest && i < rests; i++) esa_session_rest_free(&s->chunks, &s->rest[i]);
     esa_session_chunks_free(&s->chunks);
     esa_session_figures_free(&s->figures);
@@ -419,6 +462,7 @@ void esa_session_free(esa_session *s)
     esa_mem_free(mem, s->head, (int64_t)sizeof *s->head * cells * s->heads);
     esa_mem_free(mem, s->density, 8 * cells);
     esa_mem_free(mem, s->sigma, 8 * (int64_t)s->params.steps);
+    esa_mem_free(mem, s->carry.anchors, 4 * (int64_t)s->params.steps);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
     esa_mem_free(mem, s->layer16, s->params.layers);
     esa_recorder_free(&s->recorder);

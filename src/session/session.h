@@ -8,6 +8,7 @@
  *   session_spend.c     the budget of each layer and step
  *   session_plans.c     plans per shape
  *   session_rest.c      mask bits and orders kept between calls
+ *   session_carry.c     differences kept between calls, and their anchors
  *   session_figures.c   times and densities of single calls
  *   session_stats.c     statistics: their sums
  *   session_cache.c     which steps may use the output of an earlier one
@@ -44,6 +45,7 @@ typedef struct esa_session_plan {
  * (session_figures.h). */
 typedef struct esa_session_cell {
     int64_t calls, dense, sparse, fallback, eight, made, loaded, with_mass, by_head;
+    int64_t anchors, carried, age; /* age: sum over the carried calls */
     /* Sums over sparse calls. with_mass counts those that have a mass, by_head those that
      * esa_session.head includes. */
     double asked, density, mass;
@@ -96,6 +98,7 @@ struct esa_session {
     } probe;
     esa_step_cache cache;      /* steps 0: esa_session_cache_begin was not called */
     esa_session_chunks chunks; /* CACHED: bits on the device */
+    esa_session_carry carry;
     esa_session_figures figures;
 };
 
@@ -142,9 +145,13 @@ typedef struct esa_session_sparse {
     double asked, mass;
     const int64_t *facts; /* [ESA_FACTS] on the device */
     int32_t made, loaded, ordered;
+    /* Carry. diff NULL: the call has none. anchor: the call runs dense too and makes it. */
+    esa_session_diff *diff;
+    int32_t anchor, age;
 } esa_session_sparse;
 
-/* Where a step stands in the schedules of its layer (rules/schedule.h). */
+/* Where a step stands in the schedules of its layer (rules/schedule.h). With carry the anchors take
+ * their place, and only adaptive is read. */
 typedef struct esa_session_turn {
     int32_t steps;       /* sparse steps of the layer in the run */
     int32_t mask, order; /* number of this step, from 0, as refresh_every and order_every count */
@@ -155,6 +162,11 @@ typedef struct esa_session_turn {
 /* Fills e->mask for an ONLINE call: makes mask and order, or reuses them. (session_masks.c) */
 esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
                                    esa_session_sparse *f);
+
+/* CACHED with carry: *cell is the stored mask of this step; it becomes the one to use now, which is
+ * that of the last anchor. (session_masks.c) */
+esa_status esa_session_held_cell(const esa_session_call *c, const esa_session_plan *e,
+                                 int64_t *cell, esa_session_sparse *f);
 
 /* kept of esa_session_room for calls that are all like the plan, which is sparse. */
 int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);
@@ -184,6 +196,8 @@ static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer)
 {
     return &s->cell[(int64_t)layer * s->params.steps + s->step];
 }
+/* attention.exact_rows with -1 resolved. (session_defaults.c) */
+int32_t esa_session_exact_rows(const esa_session_params *params);
 /* Bits of a call of the current step: 8 or 16. */
 int32_t esa_session_precision(const esa_session *s, int32_t layer, int32_t kind);
 /* 1 if calls of these shapes can share a plan. */

@@ -64,6 +64,28 @@ static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t
     esa_session_at(s, layer)->by_head++;
 }
 
+/* Runs the kernel of a sparse call. An anchor runs dense first, which is its output, and then
+ * sparse for the difference. */
+static esa_status attend_sparse(const esa_session_call *c, const esa_session_plan *e,
+                                const esa_session_sparse *f, esa_attn_kernel *kernel)
+{
+    esa_session *s = c->s;
+    const int32_t precision = esa_session_precision(s, c->layer, c->kind);
+    if (!f->diff) return esa_plan_attend(e->plan, e->mask, c->t, NULL, precision, kernel);
+    const esa_carry carry = esa_session_diff_view(s, f->diff);
+    esa_qkvo t = *c->t;
+    t.carry = &carry;
+    t.use = f->anchor ? ESA_CARRY_MAKE : ESA_CARRY_ADD;
+    if (f->anchor) {
+        esa_session_plan *dense; /* the plan of this call was used last, so it stays */
+        ESA_TRY(esa_session_get_plan(s, &dense, t.q, t.k, c->kind, 0));
+        ESA_TRY(esa_plan_attend(dense->plan, NULL, c->t, NULL, precision, NULL));
+    }
+    ESA_TRY(esa_plan_attend(e->plan, e->mask, &t, NULL, precision, kernel));
+    f->diff->made = 1;
+    return ESA_OK;
+}
+
 /* Runs the kernel and books the call. f NULL: dense. */
 static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
                          const esa_session_sparse *f)
@@ -73,8 +95,11 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     const int32_t by_head = mask && e->plan->backend->host_memory;
     esa_attn_kernel kernel;
     if (by_head) ESA_TRY(reserve_heads(s, mask->H));
-    ESA_TRY(esa_plan_attend(e->plan, mask, c->t, NULL, esa_session_precision(s, c->layer, c->kind),
-                            &kernel));
+    if (f)
+        ESA_TRY(attend_sparse(c, e, f, &kernel));
+    else
+        ESA_TRY(esa_plan_attend(e->plan, NULL, c->t, NULL,
+                                esa_session_precision(s, c->layer, c->kind), &kernel));
     esa_session_cell *cell = esa_session_at(s, c->layer);
     const esa_session_price price = esa_session_price_of(c, e, f);
     ESA_TRY(esa_session_figures_end(&s->figures, cell, f ? f->facts : NULL, &price));
@@ -90,6 +115,9 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     cell->made += f->made;
     cell->loaded += f->loaded;
     cell->asked += f->asked;
+    cell->anchors += f->anchor;
+    cell->carried += f->diff && !f->anchor;
+    cell->age += f->diff ? f->age : 0;
     if (by_head) book_heads(s, c->layer, mask, f->facts[0]);
     if (!isnan(f->mass)) {
         cell->mass += f->mass;
@@ -250,16 +278,17 @@ static esa_status run_cached(const esa_session_call *c)
     const int32_t other_heads = s->params.total_heads ? first + heads > info->H : heads != info->H;
     if (other_heads || c->t->q->dim[2] != info->Nq || c->t->k->dim[2] != info->Nk)
         return run_fallback(c, fail_mismatch(c));
-    const int64_t cell = esa_mask_file_cell(file, c->layer, cached_group(s), s->branch);
+    int64_t cell = esa_mask_file_cell(file, c->layer, cached_group(s), s->branch);
     if (cell < 0) return run_fallback(c, fail_not_stored(c));
-    const double density = esa_mask_file_cell_density(s->masks, cell);
-    if (s->masks->density && density >= 1) return run_dense(c);
+    if (s->masks->density && esa_mask_file_cell_density(s->masks, cell) >= 1) return run_dense(c);
     esa_session_plan *e;
+    esa_session_sparse f = { .loaded = 1 };
     esa_status status = sparse_plan(c, &e);
     if (!status) status = esa_mask_file_check_bits(file, s->masks, cell);
     if (cannot_be_sparse(status)) return run_fallback(c, ESA_ERR_POLICY);
     if (status) return status;
-    esa_session_sparse f = { .asked = density, .loaded = 1 };
+    if (s->carry.anchor_count) ESA_TRY(esa_session_held_cell(c, e, &cell, &f));
+    f.asked = esa_mask_file_cell_density(s->masks, cell);
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
     ESA_TRY(load_mask(c, e, cell, &f));
     return attend(c, e, &f);

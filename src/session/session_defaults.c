@@ -4,18 +4,32 @@
  *
  * docs/quality.md holds the measurements behind them. */
 #include <math.h>
-#include <esa/esa_session.h>
+#include "rules/anchors.h"
 #include "rules/exact_rows.h"
 #include "rules/rows.h"
+#include "session/session.h"
 
-/* The work of each preset, in the order of ESA_PRESET_*. */
+/* The work of each preset, in the order of ESA_PRESET_*: without carry, and with carry in runs of
+ * up to so many steps. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
+static const struct {
+    int32_t steps;
+    double work[3];
+} carried_work[] = { { 5, { 0.57, 0.50, 0.44 } },
+                     { 11, { 0.50, 0.40, 0.30 } },
+                     { 29, { 0.35, 0.25, 0.20 } },
+                     { INT32_MAX, { 0.30, 0.20, 0.14 } } };
 
-double esa_preset_work(int32_t preset)
+double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry)
 {
-    return preset >= ESA_PRESET_FAITHFUL && preset <= ESA_PRESET_FAST ? preset_work[preset]
-                                                                      : (double)NAN;
+    if (preset < ESA_PRESET_FAITHFUL || preset > ESA_PRESET_FAST || steps < 1) return (double)NAN;
+    if (!esa_carry_anchors(NULL, carry, steps)) return preset_work[preset];
+    int32_t i = 0;
+    while (steps > carried_work[i].steps) i++;
+    return carried_work[i].work[preset];
 }
+
+double esa_preset_work(int32_t preset) { return esa_preset_work_for(preset, 1, ESA_CARRY_OFF); }
 
 double esa_preset_cache(int32_t preset)
 {
@@ -45,7 +59,8 @@ static void recommend_error(esa_session_params *p)
     p->dense_first_layer = 0;
     p->refresh_every = p->order_every = ESA_REFRESH_EARLY;
     p->share_branches = 1;
-    p->attention.exact_rows = ESA_EXACT_ROWS_RECOMMENDED;
+    if (p->mode == ESA_SESSION_ONLINE) p->carry = ESA_CARRY_AUTO;
+    p->attention.exact_rows = -1;
     p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }
 
@@ -67,4 +82,14 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
     if (mode == ESA_SESSION_CACHED) p.attention.tail = ESA_TAIL_LEVELS;
     if (records) p.attention.tail = ESA_TAIL_NONE;
     return p;
+}
+
+int32_t esa_session_exact_rows(const esa_session_params *p)
+{
+    if (p->attention.exact_rows != -1) return p->attention.exact_rows;
+    const int32_t selects = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_PROBE;
+    const int32_t carries = p->anchor_count || esa_carry_anchors(NULL, p->carry, p->steps);
+    return selects && p->select.selector == ESA_SELECT_ERROR && !carries
+               ? ESA_EXACT_ROWS_RECOMMENDED
+               : 0;
 }

@@ -14,7 +14,7 @@ static int32_t is_adaptive(const esa_plan *p)
 /* 1 if a mask or an order is used again after the call that makes it. */
 static int32_t keeps(const esa_session_params *q, const esa_plan *p)
 {
-    return q->refresh_every != 1 || (q->share_branches && q->branches > 1) ||
+    return q->carry != ESA_CARRY_OFF || q->refresh_every != 1 || (q->share_branches && q->branches > 1) ||
            (is_adaptive(p) && q->order_every != 1);
 }
 
@@ -97,48 +97,89 @@ static esa_session_turn turn_of(const esa_session_call *c, const esa_session_pla
     return turn;
 }
 
+static esa_session_rest *rest_of(const esa_session *s, int32_t layer)
+{
+    return &s->rest[(int64_t)s->branch * s->params.layers + layer];
+}
+
+static void count_step(const esa_session *s, esa_session_rest *rest)
+{
+    if (rest->last_step == s->step) return;
+    rest->last_step = s->step;
+    rest->sparse_steps++;
+}
+
 /* The rest of the first branch that ran this layer at this step with a mask of its own, if this
  * branch shall use it; else NULL. */
-static esa_session_rest *donor_of(const esa_session_call *c, const esa_session_plan *e)
+static esa_session_rest *donor_of(const esa_session_call *c, const esa_session_plan *e,
+                                  int32_t share)
 {
     esa_session *s = c->s;
-    for (int32_t b = 0; s->params.share_branches && b < s->branch; b++) {
+    for (int32_t b = 0; share && b < s->branch; b++) {
         esa_session_rest *other = &s->rest[(int64_t)b * s->params.layers + c->layer];
         if (other->own_step == s->step && esa_session_rest_fits(other, e->plan)) return other;
     }
     return NULL;
 }
 
+/* Carry: the call adds the difference of this rest, if there is one. */
+static void add_diff(const esa_session_call *c, esa_session_rest *rest, esa_session_sparse *f)
+{
+    if (!rest->diff.made) return;
+    f->diff = &rest->diff;
+    f->age = c->s->step - rest->made_step;
+}
+
 static esa_status reuse(const esa_session_call *c, const esa_session_plan *e,
-                        const esa_session_rest *rest, esa_session_sparse *f)
+                        esa_session_rest *rest, esa_session_sparse *f)
 {
     f->mass = rest->mass;
     f->asked = rest->asked;
     f->facts = rest->facts;
+    add_diff(c, rest, f);
     return esa_session_rest_mask(&c->s->chunks, rest, e->mask);
+}
+
+/* Carry: 1 if the call must be an anchor. fits: 1 if the rest has a mask for these shapes. A rest
+ * whose difference was never finished makes it now. */
+static int32_t is_anchor(const esa_session *s, const esa_session_rest *rest, int32_t fits)
+{
+    return !fits || esa_session_anchor_due(s, s->step, rest->made_step) ||
+           (rest->diff.bytes && !rest->diff.made);
+}
+
+/* Carry: a mask was made, and so must be its difference, if it has memory. */
+static void make_diff(const esa_session_call *c, esa_session_rest *rest, esa_session_sparse *f)
+{
+    rest->made_step = c->s->step;
+    f->anchor = rest->diff.bytes > 0;
+    f->diff = f->anchor ? &rest->diff : NULL;
 }
 
 static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
                           esa_session_sparse *f)
 {
     esa_session *s = c->s;
-    esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers + c->layer];
-    if (rest->last_step != s->step) {
-        rest->last_step = s->step;
-        rest->sparse_steps++;
-    }
-    const esa_session_rest *donor = donor_of(c, e);
+    esa_session_rest *rest = rest_of(s, c->layer),
+                     *donor = donor_of(c, e, s->params.share_branches);
+    const int32_t carries = s->carry.anchor_count > 0;
+    count_step(s, rest);
     if (donor) return reuse(c, e, donor, f);
     rest->own_step = s->step;
     esa_session_turn turn = turn_of(c, e, rest);
     const int32_t fits = esa_session_rest_fits(rest, e->plan),
+                  anchor = carries && is_anchor(s, rest, fits),
                   new_order = turn.adaptive &&
-                              (!fits || esa_schedule_due(s->params.order_every, turn.order,
-                                                         turn.steps, rest->order_at)),
-                  new_mask = !fits || new_order ||
-                             esa_schedule_due(s->params.refresh_every, turn.mask, turn.steps,
-                                              rest->mask_at);
+                              (carries ? anchor
+                                       : !fits || esa_schedule_due(s->params.order_every,
+                                                                   turn.order, turn.steps,
+                                                                   rest->order_at)),
+                  new_mask = carries ? anchor
+                                     : !fits || new_order ||
+                                           esa_schedule_due(s->params.refresh_every, turn.mask,
+                                                            turn.steps, rest->mask_at);
     if (!new_mask) return reuse(c, e, rest, f);
+    if (carries) ESA_TRY(esa_session_carry_reserve(s, c->layer, e->plan));
     if (new_order) {
         turn.order_at = turn.order;
         ESA_TRY(reorder(c, e, f));
@@ -150,6 +191,32 @@ static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
     rest->asked = f->asked;
     rest->mask_at = turn.mask;
     rest->order_at = turn.order_at;
+    if (carries) make_diff(c, rest, f);
+    return ESA_OK;
+}
+
+esa_status esa_session_held_cell(const esa_session_call *c, const esa_session_plan *e,
+                                 int64_t *cell, esa_session_sparse *f)
+{
+    esa_session *s = c->s;
+    esa_session_rest *rest = rest_of(s, c->layer),
+                     *donor = donor_of(c, e, s->params.masks->info.branches == 1);
+    count_step(s, rest);
+    if (donor) {
+        *cell = donor->cell;
+        add_diff(c, donor, f);
+        return ESA_OK;
+    }
+    rest->own_step = s->step;
+    if (!is_anchor(s, rest, esa_session_rest_fits(rest, e->plan))) {
+        *cell = rest->cell;
+        add_diff(c, rest, f);
+        return ESA_OK;
+    }
+    ESA_TRY(esa_session_carry_reserve(s, c->layer, e->plan));
+    ESA_TRY(esa_session_rest_note(&s->chunks, rest, e->plan));
+    rest->cell = *cell;
+    make_diff(c, rest, f);
     return ESA_OK;
 }
 

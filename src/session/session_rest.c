@@ -95,9 +95,9 @@ void esa_session_rest_free(esa_session_chunks *c, esa_session_rest *rest)
 
 void esa_session_rest_forget(esa_session_rest *rest)
 {
-    rest->made = rest->ordered = 0;
+    rest->made = rest->ordered = rest->diff.made = 0;
     rest->sparse_steps = 0;
-    rest->last_step = rest->own_step = -1;
+    rest->last_step = rest->own_step = rest->made_step = -1;
 }
 
 /* Compares lengths by value where the host can read them, because the caller may write new ones
@@ -164,25 +164,33 @@ static esa_status copy_order(esa_session_chunks *c, const esa_backend *backend, 
     return backend->copy(c->ctx, perm_k, from_k, esa_mask_order_bytes(like, 1));
 }
 
+esa_status esa_session_rest_note(esa_session_chunks *c, esa_session_rest *rest,
+                                 const esa_plan *plan)
+{
+    const int32_t *kv_len = plan->select.kv_len;
+    rest->made = rest->diff.made = 0;
+    ESA_TRY(
+        reserve_lengths(c, rest, kv_len && plan->backend->host_memory ? 4 * plan->shapes.B : 0));
+    if (rest->kv_len) memcpy(rest->kv_len, kv_len, (size_t)rest->kv_bytes);
+    rest->kv_address = kv_len;
+    rest->shapes = plan->shapes;
+    rest->made = 1;
+    return ESA_OK;
+}
+
 esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
                                   const esa_plan *plan, const esa_mask *mask)
 {
     const esa_backend *backend = plan->backend;
-    const int32_t *kv_len = plan->select.kv_len;
-    rest->made = rest->ordered = 0;
+    rest->made = rest->ordered = rest->diff.made = 0;
     ESA_TRY(reserve_memory(c, rest, backend, mask));
-    ESA_TRY(reserve_lengths(c, rest, kv_len && backend->host_memory ? 4 * plan->shapes.B : 0));
     ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits, rest->fine));
     ESA_TRY(backend->copy(c->ctx, rest->facts, mask->facts, ESA_FACTS * 8));
     if (mask->ordered)
         ESA_TRY(
             copy_order(c, backend, rest->perm_q, rest->perm_k, mask->perm_q, mask->perm_k, mask));
-    if (rest->kv_len) memcpy(rest->kv_len, kv_len, (size_t)rest->kv_bytes);
-    rest->kv_address = kv_len;
-    rest->shapes = plan->shapes;
     rest->ordered = mask->ordered;
-    rest->made = 1;
-    return ESA_OK;
+    return esa_session_rest_note(c, rest, plan);
 }
 
 esa_status esa_session_rest_order(esa_session_chunks *c, const esa_session_rest *rest,

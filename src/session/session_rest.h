@@ -9,9 +9,11 @@
 
 #include "attn/attn.h"
 #include "maskfile/mask_file.h"
+#include "session/session_carry.h"
 
-/* The mask and the adaptive order of one (branch, layer), kept until the next refresh. One
- * allocation holds bits, fine, facts and orders. */
+/* The mask and the adaptive order of one (branch, layer), kept until the next refresh, and the
+ * difference that belongs to them. One allocation holds bits, fine, facts and orders. A CACHED
+ * session that carries keeps no bits here, but the number of the stored mask. */
 typedef struct esa_session_rest {
     const esa_backend *backend; /* owns the memory */
     uint8_t *bits;              /* [B][H][nq][ceil(nk/8)]; NULL: nothing is kept yet */
@@ -31,6 +33,9 @@ typedef struct esa_session_rest {
     int32_t last_step;    /* the last of these steps; -1: none */
     int32_t own_step;     /* the last step that used this rest and no other branch's; -1: none */
     int32_t mask_at, order_at; /* turns at which mask and order were made */
+    int32_t made_step;         /* carry: the step at which the mask was made */
+    int64_t cell;              /* CACHED: number of the stored mask */
+    esa_session_diff diff;
     double mass;               /* kept mass of the mask; NaN: unknown */
     double asked;              /* budget of the mask */
 } esa_session_rest;
@@ -60,6 +65,9 @@ int32_t esa_session_rest_fits(const esa_session_rest *rest, const esa_plan *plan
  * neither. */
 esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
                                   const esa_plan *plan, const esa_mask *mask);
+/* Notes that a mask was made for the plan, without storing it. */
+esa_status esa_session_rest_note(esa_session_chunks *c, esa_session_rest *rest,
+                                 const esa_plan *plan);
 /* Writes the order that the rest holds into mask; then the mask of that order. */
 esa_status esa_session_rest_order(esa_session_chunks *c, const esa_session_rest *rest,
                                   esa_mask *mask);

@@ -27,10 +27,11 @@ int32_t esa_session_sparse_before(const esa_session *s, int32_t layer, int32_t s
     return n;
 }
 
-/* 1 if a mask that is made now does not serve the n-th sparse step after this one. */
-static int32_t is_over(const esa_session *s, const esa_session_turn *turn, int32_t n)
+/* 1 if a mask that is made now does not serve step t, the n-th sparse step after this one. */
+static int32_t is_over(const esa_session *s, const esa_session_turn *turn, int32_t t, int32_t n)
 {
     const esa_session_params *p = &s->params;
+    if (s->carry.anchor_count) return esa_session_anchor_due(s, t, s->step);
     return esa_schedule_due(p->refresh_every, turn->mask + n, turn->steps, turn->mask) ||
            (turn->adaptive &&
             esa_schedule_due(p->order_every, turn->order + n, turn->steps, turn->order_at));
@@ -44,7 +45,7 @@ double esa_session_budget(const esa_session *s, int32_t layer, const esa_session
     int32_t n = 0;
     for (int32_t t = s->step; t < s->params.steps; t++) {
         if (!is_sparse(s, layer, t)) continue;
-        if (n && is_over(s, turn, n)) break;
+        if (n && is_over(s, turn, t, n)) break;
         sum += density[t];
         n++;
     }
@@ -99,10 +100,12 @@ esa_session_price esa_session_price_of(const esa_session_call *c, const esa_sess
     p.args.fine = e->mask->fine;
     p.rows = e->mask->B * e->mask->H * e->mask->nq;
     p.extra = (f->made ? esa_session_select_work(e->plan) : 0) +
-              (f->ordered ? esa_session_order_work(e->plan) : 0);
+              (f->ordered ? esa_session_order_work(e->plan) : 0) + f->anchor;
+    if (f->anchor) p.args.exact_rows = 0;
     if (e->plan->backend->host_memory) { /* the lists are at hand */
         esa_attn_args args;
         esa_bind_attention(&args, h, &e->plan->attention, e->mask, NULL);
+        args.exact_rows = p.args.exact_rows;
         p.sparse = esa_work_attention(&args);
     }
     return p;
@@ -151,6 +154,9 @@ static esa_work_costs costs_of(const esa_session_params *q, const esa_plan *p)
     costs.exact = exact_work(p);
     costs.floor = floor_work(p);
     costs.or_least = q->work_or_least;
+    costs.carry = q->carry;
+    costs.anchors = q->anchors;
+    costs.anchor_count = q->anchor_count;
     return costs;
 }
 
@@ -172,7 +178,9 @@ static esa_status costs_checked(esa_ctx *ctx, esa_work_costs *costs, const esa_s
     if (q->mode != ESA_SESSION_ONLINE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_SESSION_ONLINE (%d)",
                         q->mode, ESA_SESSION_ONLINE);
-    ESA_TRY(esa_plan_make(ctx, &plan, shapes, &q->select, &q->attention));
+    esa_attention_params attention = q->attention;
+    attention.exact_rows = esa_session_exact_rows(q);
+    ESA_TRY(esa_plan_make(ctx, &plan, shapes, &q->select, &attention));
     *costs = costs_of(q, plan);
     esa_plan_free(plan);
     return ESA_OK;
@@ -194,7 +202,10 @@ esa_status esa_session_solve(esa_session *s, const esa_plan *p)
     if (!s->density || s->given) return ESA_OK;
     if (s->solved && esa_session_same_shapes(&s->solved_for, &p->shapes)) return ESA_OK;
     const esa_session_params *q = &s->params;
-    const esa_work_costs costs = costs_of(q, p);
+    esa_work_costs costs = costs_of(q, p);
+    costs.anchors = s->carry.anchors;
+    costs.anchor_count = s->carry.anchor_count;
+    if (!costs.anchor_count) costs.carry = ESA_CARRY_OFF;
     const int64_t cells = (int64_t)q->layers * q->steps;
     uint8_t *dense = esa_mem_alloc(&s->ctx->mem, cells);
     if (!dense)

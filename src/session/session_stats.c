@@ -74,6 +74,9 @@ static void add(esa_session_cell *sum, const esa_session_cell *c)
     sum->eight += c->eight;
     sum->made += c->made;
     sum->loaded += c->loaded;
+    sum->anchors += c->anchors;
+    sum->carried += c->carried;
+    sum->age += c->age;
     sum->with_mass += c->with_mass;
     sum->asked += c->asked;
     sum->density += c->density;
@@ -88,9 +91,9 @@ static void add(esa_session_cell *sum, const esa_session_cell *c)
     }
 }
 
-static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, double work_asked,
-                        int64_t device_bytes)
+static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, const esa_session *s)
 {
+    const double work_asked = s->params.work;
     memset(stats, 0, sizeof *stats);
     stats->struct_size = (uint32_t)sizeof *stats;
     stats->calls = sum->calls;
@@ -105,7 +108,12 @@ static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, d
     stats->mass = sum->with_mass ? sum->mass / (double)sum->with_mass : (double)NAN;
     stats->select_seconds = sum->select_seconds;
     stats->attention_seconds = sum->attention_seconds;
-    stats->device_bytes = device_bytes;
+    stats->device_bytes = s->chunks.bytes;
+    stats->anchor_calls = sum->anchors;
+    stats->carried_calls = sum->carried;
+    stats->carry_age = sum->carried ? (double)sum->age / (double)sum->carried : (double)NAN;
+    stats->carry_bytes = s->carry.bytes;
+    stats->carry_host_bytes = s->carry.host_bytes;
     stats->work = sum->dense_work > 0 ? sum->work / sum->dense_work : (double)NAN;
     stats->work_asked = work_asked > 0 ? work_asked : (double)NAN;
     if (sum->kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum->kernel);
@@ -127,7 +135,7 @@ esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32
     for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)
         for (int32_t t = step < 0 ? 0 : step; t < (step < 0 ? T : step + 1); t++)
             add(&sum, &s->cell[(int64_t)l * T + t]);
-    write_stats(stats, &sum, s->params.work, s->chunks.bytes);
+    write_stats(stats, &sum, s);
     return ESA_OK;
 }
 

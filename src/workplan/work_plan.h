@@ -4,7 +4,8 @@
  *
  *   work_plan.c        makes a plan, checks its values, reads its quality curve
  *   work_plan_file.c   reads and writes plan files
- *   work_plan_solve.c  maps a plan to a run and solves for its densities */
+ *   work_plan_solve.c  maps a plan to a run and solves for its densities
+ *   anchors.c          the anchors of a run, for the solver and for sessions */
 #ifndef ESA_WORKPLAN_WORK_PLAN_H
 #define ESA_WORKPLAN_WORK_PLAN_H
 
@@ -47,5 +48,13 @@ esa_status esa_work_plan_weights(esa_ctx *ctx, const esa_work_plan *plan, double
 /* As esa_work_plan_reach. */
 ESA_ENGINE esa_status esa_work_plan_find(esa_ctx *ctx, const esa_work_plan *plan, double psnr,
                                          double *work);
+
+/* Anchors as esa_session_params has them: carry, and a list that may take the place of its rule. */
+esa_status esa_anchors_check(esa_ctx *ctx, int32_t carry, const int32_t *list, int32_t count,
+                             int32_t steps);
+/* Writes the anchors (room for steps entries) and returns their number; 0: the run does not
+ * carry. */
+int32_t esa_anchors_of(int32_t *anchors, int32_t carry, const int32_t *list, int32_t count,
+                       int32_t steps);
 
 #endif

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/status.h"
+#include "rules/anchors.h"
 #include "rules/plan.h"
 #include "rules/schedule.h"
 
@@ -20,6 +21,7 @@ esa_work_costs esa_work_costs_default(void)
 typedef struct run {
     int32_t layers, steps, points;
     const esa_work_costs *costs;
+    int32_t *anchors, anchor_count; /* 0: no carry */
     double *sigma, *density, *error, *weight, *fixed; /* as in esa_plan_curves */
 } run;
 
@@ -117,34 +119,53 @@ static void begin_at(run *r, double floor)
 
 /* ---------------------------------------------------------------- costs */
 
-/* What the n-th sparse step of a layer (from 0, of `steps`) pays for its mask and order, which
- * branches may share, and for exact rows. A new order needs a new mask. */
-static double paid_at(const esa_work_costs *c, int32_t n, int32_t steps)
+/* What a sparse step of a layer pays for exact rows, and if it makes them, for its mask, its order
+ * and its anchor. Branches may share what is made. A new order needs a new mask. */
+static double price_of(const esa_work_costs *c, int32_t mask, int32_t order, int32_t anchor)
+{
+    const double made = mask * c->select + order * c->order + anchor;
+    return c->exact + (c->share_branches ? made / c->branches : made);
+}
+
+/* The same for the n-th sparse step of a layer (from 0, of `steps`), by the schedules. */
+static double price_by_schedule(const esa_work_costs *c, int32_t n, int32_t steps)
 {
     const int32_t order = c->order > 0 && esa_schedule_makes(c->order_every, n, steps);
     const int32_t mask = order || esa_schedule_makes(c->refresh_every, n, steps);
-    const double cost = order * c->order + mask * c->select;
-    return c->exact + (c->share_branches ? cost / c->branches : cost);
+    return price_of(c, mask, order, 0);
 }
 
-/* The same as a mean over the sparse steps of a layer. */
-static double paid_mean(const esa_work_costs *c, int32_t steps)
+/* The sum over the sparse steps of a layer. d[steps]: 1 and more where it is dense. */
+static double paid_by(const run *r, const double *d)
 {
     double sum = 0;
-    for (int32_t n = 0; n < steps; n++) sum += paid_at(c, n, steps);
-    return steps ? sum / steps : 0;
+    int32_t n = 0, sparse = 0, made = -1;
+    for (int32_t t = 0; t < r->steps; t++) sparse += d[t] < 1;
+    for (int32_t t = 0; t < r->steps; t++) {
+        if (d[t] >= 1) continue;
+        const int32_t due = r->anchor_count &&
+                            esa_anchors_due(r->anchors, r->anchor_count, t, made);
+        if (due) made = t;
+        sum += r->anchor_count ? price_of(r->costs, due, due, due)
+                               : price_by_schedule(r->costs, n++, sparse);
+    }
+    return sum;
 }
 
-/* What each cell pays beside its density: 1 where it must be dense, else the mean of its layer. */
-static void set_fixed(const run *r, const uint8_t *dense)
+/* What each cell pays beside its density: 1 where it must be dense, else the mean of its layer.
+ * density is overwritten. */
+static void set_fixed(const run *r, double *density, const uint8_t *dense)
 {
     for (int32_t l = 0; l < r->layers; l++) {
         const int64_t first = (int64_t)l * r->steps;
+        double *d = density + first;
         int32_t sparse = 0;
-        for (int32_t t = 0; t < r->steps; t++) sparse += !(dense && dense[first + t]);
-        const double mean = paid_mean(r->costs, sparse);
-        for (int32_t t = 0; t < r->steps; t++)
-            r->fixed[first + t] = dense && dense[first + t] ? 1 : mean;
+        for (int32_t t = 0; t < r->steps; t++) {
+            d[t] = dense && dense[first + t] ? 1 : 0;
+            sparse += d[t] < 1;
+        }
+        const double mean = sparse ? paid_by(r, d) / sparse : 0;
+        for (int32_t t = 0; t < r->steps; t++) r->fixed[first + t] = d[t] < 1 ? mean : 1;
     }
 }
 
@@ -154,10 +175,8 @@ static double work_of(const run *r, const double *density)
     double sum = 0;
     for (int32_t l = 0; l < r->layers; l++) {
         const double *d = density + (int64_t)l * r->steps;
-        int32_t n = 0, sparse = 0;
-        for (int32_t t = 0; t < r->steps; t++) sparse += d[t] < 1;
-        for (int32_t t = 0; t < r->steps; t++)
-            sum += d[t] < 1 ? d[t] + paid_at(r->costs, n++, sparse) : 1;
+        for (int32_t t = 0; t < r->steps; t++) sum += d[t] < 1 ? d[t] : 1;
+        sum += paid_by(r, d);
     }
     return sum / ((double)r->layers * r->steps);
 }
@@ -171,7 +190,7 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
         (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed, NULL
     };
     double asked = work, got = 0;
-    set_fixed(r, dense); /* a cell whose mask costs as much as dense attention runs dense */
+    set_fixed(r, density, dense); /* a cell whose mask costs as much as dense attention runs dense */
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);
@@ -227,6 +246,7 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
                         "branches is %d, select %g, order %g, exact %g, floor %g: expected at "
                         "least 1, numbers of at least 0, and a floor up to 1",
                         c->branches, c->select, c->order, c->exact, c->floor);
+    ESA_TRY(esa_anchors_check(ctx, c->carry, c->anchors, c->anchor_count, steps));
     for (int32_t i = 0; sigma && i < steps; i++)
         if (!(sigma[i] >= 0 && sigma[i] <= 1 && (i == 0 || sigma[i] < sigma[i - 1])))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -257,9 +277,12 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double 
     const esa_work_costs fallback = esa_work_costs_default();
     if (!costs) costs = &fallback;
     ESA_TRY(check(ctx, p, layers, steps, sigma, work, costs));
-    run r = { layers, steps, p ? p->info.points : ESA_SHAPE_POINTS, costs, 0, 0, 0, 0, 0 };
+    run r = { .layers = layers,
+              .steps = steps,
+              .points = p ? p->info.points : ESA_SHAPE_POINTS,
+              .costs = costs };
     const int64_t cells = (int64_t)layers * steps;
-    const int64_t bytes = 8 * (steps + r.points + cells * (r.points + 2));
+    const int64_t bytes = 8 * (2 * steps + r.points + cells * (r.points + 2));
     double *memory = esa_mem_alloc(&ctx->mem, bytes);
     if (!memory)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the densities of %d x %d cells",
@@ -269,6 +292,9 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double 
     r.error = r.density + r.points;
     r.weight = r.error + cells * r.points;
     r.fixed = r.weight + cells;
+    r.anchors = (int32_t *)(r.fixed + cells);
+    r.anchor_count = esa_anchors_of(r.anchors, costs->carry, costs->anchors, costs->anchor_count,
+                                    steps);
     noise_levels(&r, p, sigma);
     if (p)
         curves_from_plan(&r, p);

@@ -22,6 +22,7 @@ static esa_session_params error_params(const mini *m)
     p.select.block_q = p.select.block_k = 16;
     p.refresh_every = p.order_every = EARLY;
     p.share_branches = 1;
+    p.carry = ESA_CARRY_OFF; /* anchors would take the place of schedules */
     p.attention.exact_rows = 2;
     return p;
 }

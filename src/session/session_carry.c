@@ -1,0 +1,132 @@
+/* session_carry.c - memory of the differences that a session carries, and its anchors.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+#include "rules/anchors.h"
+#include "session/session.h"
+#include "workplan/work_plan.h"
+
+#define LL(x) ((long long)(x))
+
+/* ---------------------------------------------------------------- anchors */
+
+esa_status esa_session_carry_make(esa_session *s, const esa_session_params *p)
+{
+    esa_session_carry *c = &s->carry;
+    s->params.anchors = NULL;
+    const int32_t uses = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_CACHED;
+    if (p->carry == ESA_CARRY_OFF || !uses) return ESA_OK;
+    c->anchors = esa_mem_alloc(&s->ctx->mem, 4 * (int64_t)p->steps);
+    if (!c->anchors)
+        return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the anchors of %d steps",
+                        p->steps);
+    c->anchor_count = esa_anchors_of(c->anchors, p->carry, p->anchors, p->anchor_count, p->steps);
+    return ESA_OK;
+}
+
+int32_t esa_session_anchor_due(const esa_session *s, int32_t step, int32_t at)
+{
+    return esa_anchors_due(s->carry.anchors, s->carry.anchor_count, step, at);
+}
+
+/* ---------------------------------------------------------------- memory */
+
+int64_t esa_session_diff_bytes(const esa_session_params *p, const esa_shapes *shapes)
+{
+    return esa_carry_bytes(p->carry_format, shapes->B, shapes->Hq, shapes->Nq, shapes->D);
+}
+
+static void drop(esa_session *s, esa_session_diff *d)
+{
+    esa_session_carry *c = &s->carry;
+    if (d->memory) {
+        if (s->params.carry_free && !c->backend->host_memory)
+            s->params.carry_free(s->params.carry_user, d->memory, d->bytes);
+        else
+            c->backend->release(s->ctx, d->memory, d->bytes);
+        c->bytes -= d->bytes;
+    }
+    *d = (esa_session_diff){ 0 };
+}
+
+/* Memory on the device. ESA_ERR_MEMORY without a message if carry_room or carry_alloc refuse. */
+static esa_status take(esa_session *s, void **memory, int64_t bytes)
+{
+    const esa_session_params *p = &s->params;
+    const esa_backend *be = s->carry.backend;
+    *memory = NULL;
+    if (p->carry_room >= 0 && s->carry.bytes + bytes > p->carry_room) return ESA_ERR_MEMORY;
+    if (!p->carry_alloc || be->host_memory) return be->alloc(s->ctx, memory, bytes);
+    *memory = p->carry_alloc(p->carry_user, bytes);
+    return *memory ? ESA_OK : ESA_ERR_MEMORY;
+}
+
+static esa_status reserve(esa_session *s, esa_session_diff *d, const esa_shapes *shapes,
+                          int32_t layer)
+{
+    const int64_t bytes = esa_session_diff_bytes(&s->params, shapes);
+    if ((d->memory || d->host) && d->bytes == bytes) {
+        d->made &= esa_session_same_shapes(&d->shapes, shapes);
+        d->shapes = *shapes;
+        return ESA_OK;
+    }
+    drop(s, d);
+    const esa_status status = take(s, &d->memory, bytes);
+    if (!status) {
+        d->bytes = bytes;
+        d->shapes = *shapes;
+        s->carry.bytes += bytes;
+        return ESA_OK;
+    }
+    if (status != ESA_ERR_MEMORY) return status;
+    if (s->params.strict)
+        return esa_fail(s->ctx, ESA_ERR_MEMORY,
+                        "carry needs %lld bytes for each of %d layers, but there is no room from "
+                        "layer %d on (%lld bytes are in use): raise carry_room, or turn carry off",
+                        LL(bytes), s->params.layers, layer, LL(s->carry.bytes));
+    esa_log(s->ctx, ESA_LOG_WARNING, "layer %d runs without carry: no room for %lld bytes", layer,
+            LL(bytes));
+    s->ctx->error[0] = 0;
+    return ESA_OK;
+}
+
+/* Frees the differences of branches that ran at an earlier step, but have not at this one: they
+ * belong to a transformer that runs no more, or come back with a new difference. */
+static void free_idle(esa_session *s)
+{
+    for (int32_t b = 0; b < s->params.branches; b++)
+        for (int32_t l = 0; b != s->branch && l < s->params.layers; l++) {
+            esa_session_rest *rest = &s->rest[(int64_t)b * s->params.layers + l];
+            if (rest->last_step < s->step) drop(s, &rest->diff);
+        }
+}
+
+esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_plan *plan)
+{
+    esa_session_carry *c = &s->carry;
+    esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers];
+    if (c->backend != plan->backend) {
+        esa_session_carry_free(s);
+        c->backend = plan->backend;
+    }
+    if (!rest[layer].diff.bytes) free_idle(s);
+    for (int32_t l = 0; l < s->params.layers; l++)
+        if (l == layer || (!rest[l].diff.bytes && !s->dense_layer[l]))
+            ESA_TRY(reserve(s, &rest[l].diff, &plan->shapes, l));
+    return ESA_OK;
+}
+
+esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *d)
+{
+    const esa_shapes *h = &d->shapes;
+    esa_carry c = esa_carry_view(d->memory, s->params.carry_format, h->B, h->Hq, h->Nq, h->D);
+    c.device = h->device;
+    c.device_index = h->device_index;
+    return c;
+}
+
+void esa_session_carry_free(esa_session *s)
+{
+    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)
+        drop(s, &s->rest[i].diff);
+    s->carry.backend = NULL;
+}
