@@ -8,8 +8,7 @@
 static int64_t value_bytes(int32_t format, int64_t rows, int64_t D)
 {
     const int64_t bytes = esa_size_mul(rows, format == ESA_CARRY_E4M3 ? D : 2 * D);
-    return bytes < 0 ? bytes
-                     : esa_ceil_div(bytes, ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
+    return bytes < 0 ? bytes : esa_ceil_div(bytes, ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
 }
 
 int64_t esa_carry_bytes(int32_t format, int64_t B, int64_t H, int64_t N, int64_t D)
@@ -17,8 +16,7 @@ int64_t esa_carry_bytes(int32_t format, int64_t B, int64_t H, int64_t N, int64_t
     if ((format != ESA_CARRY_E4M3 && format != ESA_CARRY_BF16) || B < 1 || H < 1 || N < 1 ||
         D < 1 || D > ESA_MAX_HEAD_DIM)
         return -1;
-    const int64_t rows = esa_size_mul(esa_size_mul(B, H), N),
-                  values = value_bytes(format, rows, D),
+    const int64_t rows = esa_size_mul(esa_size_mul(B, H), N), values = value_bytes(format, rows, D),
                   bytes = format == ESA_CARRY_E4M3 ? esa_size_add(values, esa_size_mul(rows, 4))
                                                    : values;
     return rows < 0 || values < 0 || bytes < 0 ? -1 : bytes;
@@ -77,9 +75,9 @@ esa_status esa_check_carry(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask
                         "mask is NULL: dense attention leaves nothing out, so it has no carry");
     ESA_TRY(check_memory(ctx, c));
     if (c->device != t->o->device || c->device_index != t->o->device_index)
-        return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "the carry is on device %d:%d, but o is on %d:%d", (int)c->device,
-                        (int)c->device_index, (int)t->o->device, (int)t->o->device_index);
+        return esa_fail(ctx, ESA_ERR_DEVICE, "the carry is on device %d:%d, but o is on %d:%d",
+                        (int)c->device, (int)c->device_index, (int)t->o->device,
+                        (int)t->o->device_index);
     const int32_t shared = c->B == 1 && t->use == ESA_CARRY_ADD;
     if ((c->B != o[0] && !shared) || c->H != o[1] || c->N != o[2] || c->D != o[3])
         return esa_fail(ctx, ESA_ERR_SHAPE,

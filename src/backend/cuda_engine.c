@@ -97,7 +97,9 @@ static esa_status biased_attention(esa_ctx *ctx, const esa_biased_args *args)
 
 const esa_engine_biased esa_cuda_engine_biased = { biased_attention };
 
-_Static_assert((int)ESA_ENGINE_LANES == (int)ESA_CUDA_LANES, "lanes of the backend and the plugin");
+_Static_assert((int)ESA_TRANSFER_LANES == (int)ESA_CUDA_LANES &&
+                   (int)ESA_CARRY_LANE == (int)ESA_CUDA_CARRY_LANE,
+               "lanes of the backend and the plugin");
 
 static esa_status transfer_pin(esa_ctx *ctx, void **ptr, int64_t bytes)
 {
@@ -115,6 +117,14 @@ static esa_status transfer_fetch(esa_ctx *ctx, int32_t lane, void *dst, const vo
 {
     const esa_cuda *c = ctx->cuda;
     return esa_cuda_status(ctx, c->table->transfer->fetch(c->dev, lane, dst, src, bytes));
+}
+
+static esa_status transfer_store(esa_ctx *ctx, int32_t lane, void *dst, const void *src,
+                                 int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(
+        ctx, c->table->transfer->store(c->dev, lane, dst, src, bytes, ctx->cuda_stream));
 }
 
 static esa_status transfer_arrive(esa_ctx *ctx, int32_t lane)
@@ -150,10 +160,10 @@ static esa_status transfer_room(esa_ctx *ctx, int64_t *bytes)
     return ESA_OK;
 }
 
-const esa_engine_transfer esa_cuda_engine_transfer = { transfer_pin,     transfer_unpin,
-                                                       transfer_fetch,   transfer_arrive,
-                                                       transfer_used,    transfer_landed,
-                                                       transfer_convert, transfer_room };
+const esa_engine_transfer esa_cuda_engine_transfer = {
+    transfer_pin,  transfer_unpin,  transfer_fetch,   transfer_store, transfer_arrive,
+    transfer_used, transfer_landed, transfer_convert, transfer_room
+};
 
 static int64_t planes_conv_bytes(esa_ctx *ctx, const esa_plane_conv_args *args)
 {

@@ -74,22 +74,46 @@ typedef struct esa_engine_planes {
     esa_status (*zero)(esa_ctx *ctx, void *ptr, int64_t bytes);
 } esa_engine_planes;
 
-/* Weights on their way to the device. A lane is one piece of device memory that is filled again and
- * again; lanes are numbered from 0. Copies run beside the ctx's stream. */
-enum { ESA_ENGINE_LANES = 4 };
+/* Copies between host and device, beside the ctx's stream: weights on their way to the device, and
+ * carried differences on their way to the host and back. A lane is one piece of device memory that
+ * is filled again and again. Lanes 0 .. ESA_ENGINE_LANES - 1 are for weights and are only fetched.
+ * Lanes ESA_CARRY_LANE .. ESA_CARRY_LANE + ESA_CARRY_LANES - 1 are for carried differences. The two
+ * groups do not wait for one another. In a group, copies run in the order of their calls: a fetch
+ * sees what an earlier store of the group wrote to host memory.
+ *
+ * Making a difference and storing it:          Fetching one and adding it:
+ *
+ *     arrive(lane)        the memory is free        fetch(lane, memory, host)    one layer ahead
+ *     attention (MAKE) writes the memory            arrive(lane)                 it is there
+ *     store(lane, host, memory)                     attention (ADD) reads it
+ *     ... the next layer takes another lane         used(lane)
+ *
+ * Between store and arrive the work may read the memory (the other branch of an anchor adds d), but
+ * not write it: `used` after the last reader, as ever. */
+enum {
+    ESA_ENGINE_LANES = 4,
+    ESA_CARRY_LANE = ESA_ENGINE_LANES,
+    ESA_CARRY_LANES = 3,
+    ESA_TRANSFER_LANES = ESA_CARRY_LANE + ESA_CARRY_LANES
+};
 typedef struct esa_engine_transfer {
-    /* Host memory that the device reads without staging. The caller owns *ptr and gives it to
-     * unpin, after `landed` of the lanes that read it; on failure it is NULL. */
+    /* Host memory that the device reads and writes without staging. The caller owns *ptr and gives
+     * it to unpin, after `landed` of the lanes that use it; on failure it is NULL. */
     esa_status (*pin)(esa_ctx *ctx, void **ptr, int64_t bytes);
     void (*unpin)(esa_ctx *ctx, void *ptr);
     /* Copies pinned src to dst, which belongs to the lane, after the last `used` of the lane. src
      * must not change before `landed`. */
     esa_status (*fetch)(esa_ctx *ctx, int32_t lane, void *dst, const void *src, int64_t bytes);
-    /* Work that is enqueued from now on sees what fetch copied into the lane. */
+    /* A carry lane: copies src, which belongs to the lane, to pinned dst, after the work enqueued
+     * so far. Work must not write src before `arrive`, the host not read dst before `landed`. */
+    esa_status (*store)(esa_ctx *ctx, int32_t lane, void *dst, const void *src, int64_t bytes);
+    /* Work that is enqueued from now on runs after the copies of the lane: it sees what fetch
+     * brought, and may write what store has read. */
     esa_status (*arrive)(esa_ctx *ctx, int32_t lane);
     /* The work enqueued so far is the last that reads the lane. */
     esa_status (*used)(esa_ctx *ctx, int32_t lane);
-    /* Waits until the copies of the lane have read their sources. */
+    /* Waits until the copies of the lane are done: host memory they read may change, and host
+     * memory they wrote may be read. */
     esa_status (*landed)(esa_ctx *ctx, int32_t lane);
     /* From the type of a file to that of products. Work of the ctx's stream, like operations. */
     esa_status (*convert)(esa_ctx *ctx, const esa_convert_args *args);

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        6
+#define ESA_CUDA_ABI        7
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */
@@ -115,13 +115,16 @@ typedef struct esa_cuda_latents {
     esa_status (*figures)(esa_cuda_device *dev, const esa_figures_args *args, void *stream);
 } esa_cuda_latents;
 
-/* Weights on their way to the GPU, as backend/engine.h describes it. landed waits. */
-enum { ESA_CUDA_LANES = 4 };
+/* Copies between host and GPU beside the work, as backend/engine.h describes them. Lanes from
+ * ESA_CUDA_CARRY_LANE on have a stream of their own. landed waits. */
+enum { ESA_CUDA_CARRY_LANE = 4, ESA_CUDA_LANES = 7 };
 typedef struct esa_cuda_transfer {
     esa_status (*pin)(esa_cuda_device *dev, void **ptr, int64_t bytes);
     void (*unpin)(esa_cuda_device *dev, void *ptr);
     esa_status (*fetch)(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
                         int64_t bytes);
+    esa_status (*store)(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                        int64_t bytes, void *stream);
     esa_status (*arrive)(esa_cuda_device *dev, int32_t lane, void *stream);
     esa_status (*used)(esa_cuda_device *dev, int32_t lane, void *stream);
     esa_status (*landed)(esa_cuda_device *dev, int32_t lane);

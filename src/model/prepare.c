@@ -168,7 +168,11 @@ static esa_status measure_session(esa_model *m, esa_run *r)
     shapes.Hq = shapes.Hkv = m->facts.info.heads;
     shapes.Nq = shapes.Nk = r->tokens;
     shapes.D = m->facts.info.head_dim;
-    return esa_session_room(m->session, &shapes, &r->scratch, &r->mask_bytes);
+    esa_session_bytes bytes;
+    ESA_TRY(esa_session_room(m->session, &shapes, &bytes));
+    r->scratch = bytes.scratch;
+    r->mask_bytes = bytes.kept + bytes.carry;
+    return ESA_OK;
 }
 
 static esa_status make_session(esa_model *m, esa_run *r)

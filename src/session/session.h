@@ -9,6 +9,7 @@
  *   session_plans.c     plans per shape
  *   session_rest.c      mask bits and orders kept between calls
  *   session_carry.c     differences kept between calls, and their anchors
+ *   session_lanes.c     differences in host memory, copied beside the work
  *   session_figures.c   times and densities of single calls
  *   session_stats.c     statistics: their sums
  *   session_cache.c     which steps may use the output of an earlier one
@@ -109,11 +110,19 @@ struct esa_session {
 ESA_ENGINE esa_status esa_session_make(esa_ctx *ctx, esa_session **session,
                                        const esa_session_params *params);
 ESA_ENGINE esa_status esa_session_start(esa_session *s);
-/* Bytes of device memory that calls of self-attention with these shapes need: scratch, and kept for
- * masks, orders and a second output; upper bounds. Reports settings of the selection that cannot
- * run, before the first call that would. */
+/* Bytes of device memory that calls of self-attention with these shapes need; upper bounds. */
+typedef struct esa_session_bytes {
+    int64_t scratch;
+    int64_t kept;  /* masks, orders, and a second output */
+    int64_t carry; /* all differences together; 0: the session does not carry */
+    /* The least device memory for differences: with less in carry_room, they still take so much. */
+    int64_t carry_least;
+} esa_session_bytes;
+/* Also reports settings of the selection that cannot run, before the first call that would. */
 ESA_ENGINE esa_status esa_session_room(const esa_session *s, const esa_shapes *shapes,
-                                       int64_t *scratch, int64_t *kept);
+                                       esa_session_bytes *bytes);
+/* Sets params.carry_room, before the first call that carries. */
+ESA_ENGINE void esa_session_limit_carry(esa_session *s, int64_t room);
 ESA_ENGINE esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch);
 ESA_ENGINE esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind,
                                          const esa_qkvo *t);
@@ -167,6 +176,11 @@ esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_
  * that of the last anchor. (session_masks.c) */
 esa_status esa_session_held_cell(const esa_session_call *c, const esa_session_plan *e,
                                  int64_t *cell, esa_session_sparse *f);
+
+/* The difference that a call of the next layer will add if this one adds or makes diff; the layer
+ * after the last is the first. NULL: none. (session_masks.c) */
+esa_session_diff *esa_session_next_diff(const esa_session *s, int32_t layer,
+                                        const esa_session_diff *diff);
 
 /* kept of esa_session_room for calls that are all like the plan, which is sparse. */
 int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);

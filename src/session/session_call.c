@@ -72,8 +72,9 @@ static esa_status attend_sparse(const esa_session_call *c, const esa_session_pla
     esa_session *s = c->s;
     const int32_t precision = esa_session_precision(s, c->layer, c->kind);
     if (!f->diff) return esa_plan_attend(e->plan, e->mask, c->t, NULL, precision, kernel);
-    const esa_carry carry = esa_session_diff_view(s, f->diff);
+    esa_carry carry;
     esa_qkvo t = *c->t;
+    ESA_TRY(esa_session_diff_begin(s, f->diff, f->anchor, &carry));
     t.carry = &carry;
     t.use = f->anchor ? ESA_CARRY_MAKE : ESA_CARRY_ADD;
     if (f->anchor) {
@@ -82,8 +83,7 @@ static esa_status attend_sparse(const esa_session_call *c, const esa_session_pla
         ESA_TRY(esa_plan_attend(dense->plan, NULL, c->t, NULL, precision, NULL));
     }
     ESA_TRY(esa_plan_attend(e->plan, e->mask, &t, NULL, precision, kernel));
-    f->diff->made = 1;
-    return ESA_OK;
+    return esa_session_diff_end(s, f->diff, f->anchor, esa_session_next_diff(s, c->layer, f->diff));
 }
 
 /* Runs the kernel and books the call. f NULL: dense. */

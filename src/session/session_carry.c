@@ -35,46 +35,72 @@ int64_t esa_session_diff_bytes(const esa_session_params *p, const esa_shapes *sh
     return esa_carry_bytes(p->carry_format, shapes->B, shapes->Hq, shapes->Nq, shapes->D);
 }
 
+esa_status esa_session_carry_take(esa_session *s, void **memory, int64_t bytes)
+{
+    const esa_session_params *p = &s->params;
+    const esa_backend *be = s->carry.backend;
+    esa_status status = ESA_ERR_MEMORY;
+    *memory = NULL;
+    if (!p->carry_alloc || be->host_memory) {
+        status = be->alloc(s->ctx, memory, bytes);
+    } else {
+        *memory = p->carry_alloc(p->carry_user, bytes);
+        if (*memory) status = ESA_OK;
+    }
+    if (!status) s->carry.bytes += bytes;
+    return status;
+}
+
+void esa_session_carry_give(esa_session *s, void *memory, int64_t bytes)
+{
+    const esa_backend *be = s->carry.backend;
+    if (!memory) return;
+    if (s->params.carry_free && !be->host_memory)
+        s->params.carry_free(s->params.carry_user, memory, bytes);
+    else
+        be->release(s->ctx, memory, bytes);
+    s->carry.bytes -= bytes;
+}
+
 static void drop(esa_session *s, esa_session_diff *d)
 {
     esa_session_carry *c = &s->carry;
-    if (d->memory) {
-        if (s->params.carry_free && !c->backend->host_memory)
-            s->params.carry_free(s->params.carry_user, d->memory, d->bytes);
-        else
-            c->backend->release(s->ctx, d->memory, d->bytes);
-        c->bytes -= d->bytes;
+    esa_session_carry_give(s, d->memory, d->bytes);
+    if (d->host) {
+        esa_session_lanes_leave(s, d);
+        c->backend->transfer->unpin(s->ctx, d->host);
+        c->host_bytes -= d->bytes;
     }
     *d = (esa_session_diff){ 0 };
 }
 
-/* Memory on the device. ESA_ERR_MEMORY without a message if carry_room or carry_alloc refuse. */
-static esa_status take(esa_session *s, void **memory, int64_t bytes)
+/* Device memory within carry_room, or host memory. */
+static esa_status find_room(esa_session *s, esa_session_diff *d, int64_t bytes)
 {
-    const esa_session_params *p = &s->params;
-    const esa_backend *be = s->carry.backend;
-    *memory = NULL;
-    if (p->carry_room >= 0 && s->carry.bytes + bytes > p->carry_room) return ESA_ERR_MEMORY;
-    if (!p->carry_alloc || be->host_memory) return be->alloc(s->ctx, memory, bytes);
-    *memory = p->carry_alloc(p->carry_user, bytes);
-    return *memory ? ESA_OK : ESA_ERR_MEMORY;
+    const int64_t room = s->params.carry_room;
+    esa_status status = ESA_ERR_MEMORY;
+    if (room < 0 || s->carry.bytes + bytes <= room)
+        status = esa_session_carry_take(s, &d->memory, bytes);
+    if (status == ESA_ERR_MEMORY && s->carry.backend->transfer)
+        status = esa_session_stream(s, d, bytes);
+    return status;
 }
 
 static esa_status reserve(esa_session *s, esa_session_diff *d, const esa_shapes *shapes,
                           int32_t layer)
 {
     const int64_t bytes = esa_session_diff_bytes(&s->params, shapes);
-    if ((d->memory || d->host) && d->bytes == bytes) {
+    if (d->bytes == bytes) {
         d->made &= esa_session_same_shapes(&d->shapes, shapes);
         d->shapes = *shapes;
         return ESA_OK;
     }
     drop(s, d);
-    const esa_status status = take(s, &d->memory, bytes);
+    const esa_status status = find_room(s, d, bytes);
     if (!status) {
+        s->ctx->error[0] = 0; /* of device memory that host memory replaces */
         d->bytes = bytes;
         d->shapes = *shapes;
-        s->carry.bytes += bytes;
         return ESA_OK;
     }
     if (status != ESA_ERR_MEMORY) return status;
@@ -82,7 +108,8 @@ static esa_status reserve(esa_session *s, esa_session_diff *d, const esa_shapes 
         return esa_fail(s->ctx, ESA_ERR_MEMORY,
                         "carry needs %lld bytes for each of %d layers, but there is no room from "
                         "layer %d on (%lld bytes are in use): raise carry_room, or turn carry off",
-                        LL(bytes), s->params.layers, layer, LL(s->carry.bytes));
+                        LL(bytes), s->params.layers, layer,
+                        LL(s->carry.bytes + s->carry.host_bytes));
     esa_log(s->ctx, ESA_LOG_WARNING, "layer %d runs without carry: no room for %lld bytes", layer,
             LL(bytes));
     s->ctx->error[0] = 0;
@@ -115,18 +142,10 @@ esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_pl
     return ESA_OK;
 }
 
-esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *d)
-{
-    const esa_shapes *h = &d->shapes;
-    esa_carry c = esa_carry_view(d->memory, s->params.carry_format, h->B, h->Hq, h->Nq, h->D);
-    c.device = h->device;
-    c.device_index = h->device_index;
-    return c;
-}
-
 void esa_session_carry_free(esa_session *s)
 {
     for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)
         drop(s, &s->rest[i].diff);
+    esa_session_lanes_free(s);
     s->carry.backend = NULL;
 }

@@ -14,8 +14,8 @@ static int32_t is_adaptive(const esa_plan *p)
 /* 1 if a mask or an order is used again after the call that makes it. */
 static int32_t keeps(const esa_session_params *q, const esa_plan *p)
 {
-    return q->carry != ESA_CARRY_OFF || q->refresh_every != 1 || (q->share_branches && q->branches > 1) ||
-           (is_adaptive(p) && q->order_every != 1);
+    return q->carry != ESA_CARRY_OFF || q->refresh_every != 1 ||
+           (q->share_branches && q->branches > 1) || (is_adaptive(p) && q->order_every != 1);
 }
 
 /* Facts and the gaps between the parts of a rest. */
@@ -78,6 +78,19 @@ static esa_status reorder(const esa_session_call *c, const esa_session_plan *e,
 }
 
 /* ---------------------------------------------------------------- kept masks */
+
+esa_session_diff *esa_session_next_diff(const esa_session *s, int32_t layer,
+                                        const esa_session_diff *diff)
+{
+    const int32_t L = s->params.layers;
+    int32_t branch = 0; /* whose difference it is */
+    while (&s->rest[(int64_t)branch * L + layer].diff != diff) branch++;
+    for (int32_t n = 1; n < L; n++) {
+        esa_session_diff *next = &s->rest[(int64_t)branch * L + (layer + n) % L].diff;
+        if (next->made) return next;
+    }
+    return NULL;
+}
 
 /* The turn of this call. Every n-th step counts the steps that really run; EARLY goes by the step
  * of the run. Both count the same when no step is left out. */
@@ -170,10 +183,10 @@ static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
     const int32_t fits = esa_session_rest_fits(rest, e->plan),
                   anchor = carries && is_anchor(s, rest, fits),
                   new_order = turn.adaptive &&
-                              (carries ? anchor
-                                       : !fits || esa_schedule_due(s->params.order_every,
-                                                                   turn.order, turn.steps,
-                                                                   rest->order_at)),
+                              (carries
+                                   ? anchor
+                                   : !fits || esa_schedule_due(s->params.order_every, turn.order,
+                                                               turn.steps, rest->order_at)),
                   new_mask = carries ? anchor
                                      : !fits || new_order ||
                                            esa_schedule_due(s->params.refresh_every, turn.mask,

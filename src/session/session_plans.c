@@ -94,19 +94,39 @@ static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shap
     return furnish(s, e);
 }
 
-esa_status esa_session_room(const esa_session *s, const esa_shapes *shapes, int64_t *scratch,
-                            int64_t *kept)
+/* Number of differences that are kept at a time. */
+static int64_t count_diffs(const esa_session *s)
 {
-    *scratch = *kept = 0;
+    const esa_session_params *p = &s->params;
+    const int32_t sharing = p->mode == ESA_SESSION_CACHED ? p->masks->info.branches == 1
+                                                          : p->share_branches;
+    const int32_t running = p->step_branches ? p->step_branches : p->branches;
+    int64_t layers = 0;
+    for (int32_t l = 0; l < p->layers; l++) layers += !s->dense_layer[l];
+    return s->carry.anchor_count ? layers * (sharing ? 1 : running) : 0;
+}
+
+esa_status esa_session_room(const esa_session *s, const esa_shapes *shapes,
+                            esa_session_bytes *bytes)
+{
+    const int64_t diffs = count_diffs(s);
+    *bytes = (esa_session_bytes){ 0 };
     for (int32_t sparse = 0; sparse <= (s->params.mode != ESA_SESSION_DENSE); sparse++) {
         esa_plan *plan = NULL;
         ESA_TRY(make_plan(s, &plan, shapes, ESA_CALL_SELF, sparse, NULL));
-        *scratch = esa_max64(*scratch, plan->workspace);
-        if (sparse) *kept = esa_session_kept_bytes(&s->params, plan);
+        bytes->scratch = esa_max64(bytes->scratch, plan->workspace);
+        if (sparse) bytes->kept = esa_session_kept_bytes(&s->params, plan);
+        const int64_t least = plan->backend->host_memory ? diffs
+                                                         : esa_min64(diffs, ESA_CARRY_LANES);
         esa_plan_free(plan);
+        if (!diffs) continue;
+        bytes->carry = esa_size_mul(diffs, esa_session_diff_bytes(&s->params, shapes));
+        bytes->carry_least = least * esa_session_diff_bytes(&s->params, shapes);
     }
     return ESA_OK;
 }
+
+void esa_session_limit_carry(esa_session *s, int64_t room) { s->params.carry_room = room; }
 
 esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,
                                 const esa_tensor *k, int32_t kind, int32_t sparse)

@@ -36,8 +36,8 @@ typedef struct esa_session_rest {
     int32_t made_step;         /* carry: the step at which the mask was made */
     int64_t cell;              /* CACHED: number of the stored mask */
     esa_session_diff diff;
-    double mass;               /* kept mass of the mask; NaN: unknown */
-    double asked;              /* budget of the mask */
+    double mass;  /* kept mass of the mask; NaN: unknown */
+    double asked; /* budget of the mask */
 } esa_session_rest;
 
 /* Bits of a mask file on the device. */

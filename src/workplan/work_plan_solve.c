@@ -21,7 +21,7 @@ esa_work_costs esa_work_costs_default(void)
 typedef struct run {
     int32_t layers, steps, points;
     const esa_work_costs *costs;
-    int32_t *anchors, anchor_count; /* 0: no carry */
+    int32_t *anchors, anchor_count;                   /* 0: no carry */
     double *sigma, *density, *error, *weight, *fixed; /* as in esa_plan_curves */
 } run;
 
@@ -190,7 +190,8 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
         (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed, NULL
     };
     double asked = work, got = 0;
-    set_fixed(r, density, dense); /* a cell whose mask costs as much as dense attention runs dense */
+    set_fixed(r, density,
+              dense); /* a cell whose mask costs as much as dense attention runs dense */
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);

@@ -13,7 +13,7 @@ typedef struct stand_in_lane {
     struct {
         void *dst;
         const void *src;
-        int64_t bytes;
+        int64_t bytes, number; /* number: copies are numbered as they are asked for */
     } copy[STAND_IN_COPIES];
     int32_t copies;
 } stand_in_lane;
@@ -24,6 +24,7 @@ struct esa_cuda_device {
     esa_cpu_kernels eight; /* for 8-bit attention below sm90a, as the kernels of the level do it */
     esa_pool *pool;
     stand_in_lane lane[ESA_CUDA_LANES];
+    int64_t copies;
     char error[512];
 };
 

@@ -92,8 +92,49 @@ static void unpin(esa_cuda_device *dev, void *ptr)
 static esa_status check_lane(esa_cuda_device *dev, int32_t lane)
 {
     if (lane < 0 || lane >= ESA_CUDA_LANES)
-        return stand_in_say(dev, ESA_ERR_INTERNAL, "no such lane, expected 0 to 3");
+        return stand_in_say(dev, ESA_ERR_INTERNAL, "no such lane, expected 0 to 6");
     return stand_in_luck(dev);
+}
+
+static esa_status queue(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                        int64_t bytes)
+{
+    stand_in_lane *l = &dev->lane[lane];
+    if (l->copies == STAND_IN_COPIES)
+        return stand_in_say(dev, ESA_ERR_DEVICE, "too many copies into one lane");
+    l->copy[l->copies].dst = dst;
+    l->copy[l->copies].src = src;
+    l->copy[l->copies].number = ++dev->copies;
+    l->copy[l->copies++].bytes = bytes;
+    return ESA_OK;
+}
+
+/* Makes the oldest of the copies that wait, up to a number, in lanes first .. last - 1. 0: none. */
+static int32_t copy_oldest(esa_cuda_device *dev, int32_t first, int32_t last, int64_t number)
+{
+    stand_in_lane *from = NULL;
+    for (int32_t i = first; i < last; i++) {
+        stand_in_lane *l = &dev->lane[i];
+        if (l->copies && l->copy[0].number <= number &&
+            (!from || l->copy[0].number < from->copy[0].number))
+            from = l;
+    }
+    if (!from) return 0;
+    memcpy(from->copy[0].dst, from->copy[0].src, (size_t)from->copy[0].bytes);
+    memmove(from->copy, from->copy + 1, (size_t)--from->copies * sizeof from->copy[0]);
+    return 1;
+}
+
+/* A group of lanes copies in the order of the calls, so older copies of other lanes come first. */
+static void copy_now(esa_cuda_device *dev, int32_t lane)
+{
+    const stand_in_lane *l = &dev->lane[lane];
+    const int32_t carries = lane >= ESA_CUDA_CARRY_LANE;
+    const int64_t number = l->copies ? l->copy[l->copies - 1].number : 0;
+    stand_in_enter();
+    while (copy_oldest(dev, carries ? ESA_CUDA_CARRY_LANE : 0,
+                       carries ? ESA_CUDA_LANES : ESA_CUDA_CARRY_LANE, number)) {}
+    stand_in_leave();
 }
 
 static esa_status fetch(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
@@ -101,34 +142,33 @@ static esa_status fetch(esa_cuda_device *dev, int32_t lane, void *dst, const voi
 {
     const esa_status status = check_lane(dev, lane);
     if (status) return status;
-    stand_in_lane *l = &dev->lane[lane];
     if (!is_pinned(src, bytes))
         return stand_in_say(dev, ESA_ERR_DEVICE, "a copy from memory that is not pinned");
-    if (l->copies == STAND_IN_COPIES)
-        return stand_in_say(dev, ESA_ERR_DEVICE, "too many copies into one lane");
+    /* a store of the lane comes first; it may still read the target */
+    if (lane >= ESA_CUDA_CARRY_LANE) copy_now(dev, lane);
     stand_in_enter();
-    memset(dst, 0xff, (size_t)bytes);
+    memset(dst, 0xff, (size_t)bytes); /* spoilt */
     stand_in_leave();
-    l->copy[l->copies].dst = dst;
-    l->copy[l->copies].src = src;
-    l->copy[l->copies++].bytes = bytes;
-    return ESA_OK;
+    return queue(dev, lane, dst, src, bytes);
 }
 
-static void copy_now(stand_in_lane *l)
+static esa_status store(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                        int64_t bytes, void *stream)
 {
-    stand_in_enter();
-    for (int32_t i = 0; i < l->copies; i++)
-        memcpy(l->copy[i].dst, l->copy[i].src, (size_t)l->copy[i].bytes);
-    stand_in_leave();
-    l->copies = 0;
+    (void)stream;
+    const esa_status status = check_lane(dev, lane);
+    if (status) return status;
+    if (lane < ESA_CUDA_CARRY_LANE || !is_pinned(dst, bytes))
+        return stand_in_say(dev, ESA_ERR_DEVICE,
+                            "a copy to memory that is not pinned, or from a lane for weights");
+    return queue(dev, lane, dst, src, bytes);
 }
 
 static esa_status arrive(esa_cuda_device *dev, int32_t lane, void *stream)
 {
     (void)stream;
     const esa_status status = check_lane(dev, lane);
-    if (!status) copy_now(&dev->lane[lane]);
+    if (!status) copy_now(dev, lane);
     return status;
 }
 
@@ -190,4 +230,5 @@ static esa_status convert(esa_cuda_device *dev, const esa_convert_args *args, vo
     return ESA_OK;
 }
 
-const esa_cuda_transfer stand_in_transfer = { pin, unpin, fetch, arrive, used, landed, convert };
+const esa_cuda_transfer stand_in_transfer = { pin,    unpin, fetch,  store,
+                                              arrive, used,  landed, convert };

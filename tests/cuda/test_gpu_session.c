@@ -77,16 +77,16 @@ static void recordings_agree(void **state)
 static void check_kept(esa_ctx *ctx, const esa_session *s, int64_t bytes, const esa_tensor *q)
 {
     esa_shapes shapes = esa_shapes_default();
-    int64_t scratch, kept;
+    esa_session_bytes room;
     shapes.device = ESA_DEVICE_CUDA;
     shapes.dtype = q->dtype;
     shapes.B = q->dim[0];
     shapes.Hq = shapes.Hkv = q->dim[1];
     shapes.Nq = shapes.Nk = q->dim[2];
     shapes.D = q->dim[3];
-    ok(ctx, esa_session_room(s, &shapes, &scratch, &kept));
-    assert_in_range(bytes, 1, kept);
-    assert_true(kept <= 3 * bytes + 4096 && scratch > 0);
+    ok(ctx, esa_session_room(s, &shapes, &room));
+    assert_in_range(bytes, 1, room.kept);
+    assert_true(room.kept <= 3 * bytes + 4096 && room.scratch > 0);
 }
 
 /* Masks of a file go to the GPU once per layer and step group and are counted there. */

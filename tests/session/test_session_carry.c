@@ -76,8 +76,7 @@ static void test_rule(void **state)
         int32_t anchors[64];
         assert_int_equal(esa_carry_anchors(NULL, rule[i].carry, rule[i].steps), rule[i].count);
         assert_int_equal(esa_carry_anchors(anchors, rule[i].carry, rule[i].steps), rule[i].count);
-        for (int32_t k = 0; k < rule[i].count; k++)
-            assert_int_equal(anchors[k], rule[i].step[k]);
+        for (int32_t k = 0; k < rule[i].count; k++) assert_int_equal(anchors[k], rule[i].step[k]);
     }
     for (int32_t steps = 1; steps <= 64; steps++) /* ascending and inside, whatever is asked for */
         for (int32_t n = 1; n <= steps; n++) {
@@ -153,8 +152,9 @@ static void test_refusals(void **state)
 static void test_by_hand(void **state)
 {
     (void)state;
+    if (on_gpu())
+        skip(); /* masks made by hand are on the CPU there; tests/cuda has calls by hand */
     mini m = mini_make(2, 7, 2, 2);
-    m.text = 0;
     const mini_views t = mini_view(&m);
     static const int32_t anchors[] = { 0, 2, 5 };
     const int32_t formats[] = { ESA_CARRY_E4M3, ESA_CARRY_BF16 };
@@ -321,7 +321,6 @@ static void test_new_size(void **state)
 {
     (void)state;
     mini m = mini_make(1, 6, 1, 1);
-    m.text = 0;
     esa_session_params p = mini_sparse_params(&m);
     p.select.layout = esa_layout_default(); /* no grid, so any number of tokens */
     p.carry = 1;
@@ -329,7 +328,8 @@ static void test_new_size(void **state)
     esa_session *s = session_of(&p);
     const int64_t N = m.N;
     static const int32_t part[] = { 150 }, other[] = { 151 };
-    for (int32_t step = 0; step < 6; step++) {
+    /* a GPU cannot read lengths, so it does not compare them */
+    for (int32_t step = 0; step < (on_gpu() ? 4 : 6); step++) {
         m.N = step == 2 || step == 3 ? N - 40 : N;
         mini_fill(&m, 0, step, 0);
         ok(ctx, esa_session_set_kv_len(s, step == 4 ? part : step == 5 ? other : NULL));
@@ -452,7 +452,8 @@ static void test_room(void **state)
             attend(&m, s, layer, step, 0);
         }
     const esa_session_stats all = mini_stats(s, -1, -1), last = mini_stats(s, 2, -1);
-    assert_int_equal(all.carry_bytes, 2 * bytes);
+    /* on a GPU three lanes, through which all of them pass */
+    assert_int_equal(all.carry_bytes, (on_gpu() ? 3 : 2) * bytes);
     if (!on_gpu()) {
         assert_int_equal(all.anchor_calls, 2);
         assert_int_equal(all.carried_calls, 6);
@@ -460,6 +461,68 @@ static void test_room(void **state)
         assert_int_equal(last.sparse_calls, 4);
     }
     esa_session_free(s);
+    mini_free(&m);
+}
+
+/* The same bits, wherever the differences are: all on the device, some of them, none; in memory of
+ * the caller; and with two branches that do not share. */
+static int64_t taken;
+
+static void *take(void *user, int64_t bytes)
+{
+    void *ptr;
+    if (esa_device_alloc(user, &ptr, bytes)) return NULL;
+    taken += bytes;
+    return ptr;
+}
+
+static void give(void *user, void *ptr, int64_t bytes)
+{
+    taken -= bytes;
+    esa_device_free(user, ptr);
+}
+
+static void test_streamed(void **state)
+{
+    (void)state;
+    if (!on_gpu()) skip(); /* a CPU has one kind of memory */
+    mini m = mini_make(6, 3, 2, 1);
+    const int64_t bytes = esa_carry_bytes(ESA_CARRY_E4M3, m.B, m.H, m.N, m.D);
+    esa_ctx *other;
+    assert_int_equal(esa_ctx_create(&other, NULL), ESA_OK);
+    for (int32_t share = 0; share < 2; share++) {
+        const int64_t rooms[] = { -1, 0, 5 * bytes };
+        uint64_t expected = 0, hash;
+        for (size_t i = 0; i < 2 * sizeof rooms / sizeof rooms[0]; i++) {
+            esa_session_params p = carry_params(&m, NULL, 0);
+            p.carry = 2;
+            p.share_branches = share;
+            p.carry_room = rooms[i / 2];
+            if (i % 2) {
+                p.carry_alloc = take;
+                p.carry_free = give;
+                p.carry_user = other;
+            }
+            esa_session *s = session_of(&p);
+            for (int32_t video = 0; video < (i > 1 ? 2 : 1); video++) {
+                ok(ctx, mini_run(&m, s, &hash));
+                if (!expected) expected = hash;
+                if (hash != expected) fail_msg("share %d, room %zu: other bits", share, i);
+            }
+            const esa_session_stats all = mini_stats(s, -1, -1);
+            const int64_t diffs = share ? 6 : 12,
+                          wanted = p.carry_room < 0 ? diffs : p.carry_room / bytes,
+                          lanes = wanted >= diffs ? 0 : 3,
+                          resident = lanes ? (wanted > 3 ? wanted - 3 : 0) : diffs;
+            assert_int_equal(all.anchor_calls, 2 * diffs);
+            assert_int_equal(all.carry_bytes, (resident + lanes) * bytes);
+            assert_int_equal(all.carry_host_bytes, (diffs - resident) * bytes);
+            assert_int_equal(taken, i % 2 ? all.carry_bytes : 0);
+            esa_session_free(s);
+            assert_int_equal(taken, 0);
+        }
+    }
+    esa_ctx_free(other);
     mini_free(&m);
 }
 
@@ -548,8 +611,9 @@ int main(void)
         cmocka_unit_test(test_selectors),  cmocka_unit_test(test_new_video),
         cmocka_unit_test(test_new_size),   cmocka_unit_test(test_two_transformers),
         cmocka_unit_test(test_branches),   cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_room),       cmocka_unit_test(test_work),
-        cmocka_unit_test(test_presets),    cmocka_unit_test(test_exact_rows),
+        cmocka_unit_test(test_room),       cmocka_unit_test(test_streamed),
+        cmocka_unit_test(test_work),       cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_exact_rows),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -24,6 +24,8 @@ esa_status transfer_pin(esa_cuda_device *dev, void **ptr, int64_t bytes);
 void transfer_unpin(esa_cuda_device *dev, void *ptr);
 esa_status transfer_fetch(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
                           int64_t bytes);
+esa_status transfer_store(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                          int64_t bytes, void *stream);
 esa_status transfer_arrive(esa_cuda_device *dev, int32_t lane, void *stream);
 esa_status transfer_used(esa_cuda_device *dev, int32_t lane, void *stream);
 esa_status transfer_landed(esa_cuda_device *dev, int32_t lane);
