@@ -13,7 +13,7 @@ set(ESA_GPU_TESTS
     test_attention test_eight_bit test_levels test_exact_rows test_plan test_plan_order test_threads
     test_properties test_reference test_golden test_clips test_mass test_mask test_mask_levels
     test_session_policy test_session_precision test_session_cached test_session_heads
-    test_session_reuse test_session_carry
+    test_session_reuse test_session_carry test_carry_limits
     test_mask_file test_recording test_recorded_errors test_recorded_masks
     test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows
     test_gpu_select test_gpu_order

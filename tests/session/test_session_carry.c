@@ -256,7 +256,6 @@ static void test_static(void **state)
 static void test_selectors(void **state)
 {
     (void)state;
-    if (on_gpu()) skip(); /* threads are a matter of the CPU */
     static const int32_t selector[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
                                         ESA_SELECT_RANDOM, ESA_SELECT_ERROR };
     for (size_t i = 0; i < sizeof selector / sizeof selector[0]; i++)
@@ -485,7 +484,6 @@ static void give(void *user, void *ptr, int64_t bytes)
 static void test_streamed(void **state)
 {
     (void)state;
-    if (!on_gpu()) skip(); /* a CPU has one kind of memory */
     mini m = mini_make(6, 3, 2, 1);
     const int64_t bytes = esa_carry_bytes(ESA_CARRY_E4M3, m.B, m.H, m.N, m.D);
     esa_ctx *other;
@@ -605,15 +603,20 @@ static void test_exact_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rule),       cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_by_hand),    cmocka_unit_test(test_static),
-        cmocka_unit_test(test_selectors),  cmocka_unit_test(test_new_video),
-        cmocka_unit_test(test_new_size),   cmocka_unit_test(test_two_transformers),
-        cmocka_unit_test(test_branches),   cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_room),       cmocka_unit_test(test_streamed),
-        cmocka_unit_test(test_work),       cmocka_unit_test(test_presets),
-        cmocka_unit_test(test_exact_rows),
+    const struct CMUnitTest both[] = {
+        cmocka_unit_test(test_rule),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_static),   cmocka_unit_test(test_new_video),
+        cmocka_unit_test(test_new_size), cmocka_unit_test(test_two_transformers),
+        cmocka_unit_test(test_branches), cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_room),     cmocka_unit_test(test_work),
+        cmocka_unit_test(test_presets),  cmocka_unit_test(test_exact_rows),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    /* masks made by hand are on the CPU, and threads are a matter of the CPU */
+    const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_by_hand),
+                                         cmocka_unit_test(test_selectors) };
+    /* a CPU has one kind of memory */
+    const struct CMUnitTest on_a_gpu[] = { cmocka_unit_test(test_streamed) };
+    const int failed = cmocka_run_group_tests(both, setup, teardown);
+    return failed + (on_gpu() ? cmocka_run_group_tests(on_a_gpu, setup, teardown)
+                              : cmocka_run_group_tests(on_cpu, setup, teardown));
 }
