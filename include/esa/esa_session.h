@@ -143,7 +143,7 @@ typedef struct esa_session_params {
      * has branches of its own. 0: two, or one if branches is 1 (0) */
     int32_t step_branches;
     const int32_t *layers16;
-    /* ONLINE and CACHED: carried differences (esa_carry.h). At an anchor a layer makes its mask and
+    /* ONLINE, CACHED and PROBE: carried differences (esa_carry.h). At an anchor a layer makes its mask and
      * its order, runs dense and sparse, returns the dense output and keeps the difference d. Its
      * calls up to the next anchor use that mask and order and add d. So refresh_every and
      * order_every are not read, and a CACHED session changes masks at anchors only. With
@@ -153,7 +153,8 @@ typedef struct esa_session_params {
      *
      * The first sparse step of a layer is an anchor, whatever the list says, and so is its first
      * step with other shapes or key lengths. An anchor that is left out moves to the next step that
-     * runs. d is dropped at esa_session_begin, and whenever its mask or its order is.
+     * runs. d is dropped at esa_session_begin, and whenever its mask or its order is. PROBE keeps a
+     * mask, an order and a d for every density, and measures calls that add d.
      *
      * carry: ESA_CARRY_OFF, ESA_CARRY_AUTO, or the number of anchors, 1 .. steps (OFF). The rule of
      * esa_carry_anchors places them. anchors: their steps, ascending; copied. They take the place

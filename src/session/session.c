@@ -501,6 +501,7 @@ esa_status esa_session_start(esa_session *s)
     if (s->head) memset(s->head, 0, sizeof *s->head * cells * (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
         esa_session_rest_forget(&s->rest[i]);
+    esa_session_probe_forget(s);
     s->step = s->branch = -1;
     s->kv_len = NULL;
     s->cache = (esa_step_cache){ 0 };

@@ -91,6 +91,8 @@ struct esa_session {
         double density[ESA_WORK_MAX_POINTS];
         double *sum; /* [L][T][points + 1]: errors, and the number of calls */
         int64_t bytes;
+        esa_session_rest *rest; /* carry: [branches][L][points]; else NULL */
+        int64_t rests;
         /* in host memory: sums of heads, and what is compared there; on a device without host
          * memory: a second output */
         void *o, *device;
@@ -195,6 +197,7 @@ int32_t esa_session_runs_dense(const esa_session *s, int32_t layer);
 /* (session_probe.c) Measures a call whose dense result is in its o. */
 esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p);
 esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_plan *e);
+void esa_session_probe_forget(esa_session *s);
 void esa_session_probe_free(esa_session *s);
 /* What a call costs; f NULL: it runs dense. Cross-attention is no part of the work. Then the work
  * itself, with the facts of the mask where they decide it. */

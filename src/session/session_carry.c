@@ -13,7 +13,8 @@ esa_status esa_session_carry_make(esa_session *s, const esa_session_params *p)
 {
     esa_session_carry *c = &s->carry;
     s->params.anchors = NULL;
-    const int32_t uses = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_CACHED;
+    const int32_t uses = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_CACHED ||
+                         p->mode == ESA_SESSION_PROBE;
     if (p->carry == ESA_CARRY_OFF || !uses) return ESA_OK;
     c->anchors = esa_mem_alloc(&s->ctx->mem, 4 * (int64_t)p->steps);
     if (!c->anchors)
@@ -140,6 +141,15 @@ esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_pl
         if (l == layer || (!rest[l].diff.bytes && !s->dense_layer[l]))
             ESA_TRY(reserve(s, &rest[l].diff, &plan->shapes, l));
     return ESA_OK;
+}
+
+esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *d)
+{
+    const esa_shapes *h = &d->shapes;
+    esa_carry c = esa_carry_view(d->memory, s->params.carry_format, h->B, h->Hq, h->Nq, h->D);
+    c.device = h->device;
+    c.device_index = h->device_index;
+    return c;
 }
 
 void esa_session_carry_free(esa_session *s)

@@ -50,6 +50,8 @@ esa_status esa_session_carry_make(esa_session *s, const esa_session_params *p);
  * theirs. Without room a strict session fails; in others the differences that found none have
  * neither memory nor host. */
 esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_plan *plan);
+/* The view of a difference in its memory on the device. */
+esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *diff);
 /* Before and after the call that makes a difference (make 1) or adds it. *view is the difference in
  * device memory, valid for work that is enqueued between the two. next: the difference that the
  * session will add next, whose copy then begins; NULL: none. */

@@ -59,7 +59,7 @@ static void recommend_error(esa_session_params *p)
     p->dense_first_layer = 0;
     p->refresh_every = p->order_every = ESA_REFRESH_EARLY;
     p->share_branches = 1;
-    if (p->mode == ESA_SESSION_ONLINE) p->carry = ESA_CARRY_AUTO;
+    if (p->mode != ESA_SESSION_RECORD) p->carry = ESA_CARRY_AUTO;
     p->attention.exact_rows = -1;
     p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }

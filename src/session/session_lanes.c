@@ -99,20 +99,19 @@ esa_status esa_session_diff_begin(esa_session *s, esa_session_diff *diff, int32_
                                   esa_carry *view)
 {
     const esa_engine_transfer *transfer = s->carry.backend->transfer;
-    const esa_shapes *h = &diff->shapes;
-    void *memory = diff->memory;
+    if (make) diff->made = 0;
+    *view = esa_session_diff_view(s, diff);
     if (diff->host) {
         int32_t has;
         esa_session_lane *lane = lane_for(s, diff, &has);
-        memory = lane->memory;
+        esa_session_diff there = *diff;
+        there.memory = lane->memory;
+        *view = esa_session_diff_view(s, &there);
         if (!make && !has)
-            ESA_TRY(transfer->fetch(s->ctx, number_of(s, lane), memory, diff->host, diff->bytes));
+            ESA_TRY(
+                transfer->fetch(s->ctx, number_of(s, lane), lane->memory, diff->host, diff->bytes));
         ESA_TRY(transfer->arrive(s->ctx, number_of(s, lane)));
     }
-    if (make) diff->made = 0;
-    *view = esa_carry_view(memory, s->params.carry_format, h->B, h->Hq, h->Nq, h->D);
-    view->device = h->device;
-    view->device_index = h->device_index;
     return ESA_OK;
 }
 

@@ -1,6 +1,9 @@
 /* session_probe.c - mode PROBE: every call runs dense, and its error at several densities is
  * measured.
- * SPDX-License-Identifier: Apache-2.0 */
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * With carry, every density has masks, orders and differences of its own. They are made at the
+ * anchors, where the error counts as 0, and measured at the steps between. */
 #include "session/session.h"
 
 #include <math.h>
@@ -19,7 +22,24 @@ esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p)
         return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the errors of %lld cells",
                         (long long)cells);
     s->params.probe = NULL;
-    return ESA_OK;
+    if (!s->carry.anchor_count) return ESA_OK;
+    s->probe.rests = (int64_t)p->branches * p->layers * p->probe_count;
+    s->probe.rest = esa_mem_zalloc(&s->ctx->mem, s->probe.rests * (int64_t)sizeof *s->probe.rest);
+    if (s->probe.rest) return ESA_OK;
+    return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the masks of %lld cells",
+                    (long long)cells);
+}
+
+void esa_session_probe_forget(esa_session *s)
+{
+    for (int64_t i = 0; s->probe.rest && i < s->probe.rests; i++)
+        esa_session_rest_forget(&s->probe.rest[i]);
+}
+
+static void drop_diff(esa_session *s, esa_session_rest *rest)
+{
+    if (rest->diff.memory) rest->backend->release(s->ctx, rest->diff.memory, rest->diff.bytes);
+    rest->diff = (esa_session_diff){ 0 };
 }
 
 void esa_session_probe_free(esa_session *s)
@@ -27,6 +47,12 @@ void esa_session_probe_free(esa_session *s)
     esa_mem_free(&s->ctx->mem, s->probe.sum, s->probe.bytes);
     esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
     if (s->probe.backend) s->probe.backend->release(s->ctx, s->probe.device, s->probe.device_bytes);
+    for (int64_t i = 0; s->probe.rest && i < s->probe.rests; i++) {
+        drop_diff(s, &s->probe.rest[i]);
+        esa_session_rest_free(&s->chunks, &s->probe.rest[i]);
+    }
+    esa_mem_free(&s->ctx->mem, s->probe.rest, s->probe.rests * (int64_t)sizeof *s->probe.rest);
+    s->probe.rest = NULL;
     s->probe.sum = NULL;
     s->probe.o = s->probe.device = NULL;
     s->probe.backend = NULL;
@@ -133,6 +159,75 @@ static esa_status make_outputs(esa_session *s, outputs *out, const esa_backend *
 
 /* ---------------------------------------------------------------- the call */
 
+static int32_t is_adaptive(const esa_plan *p)
+{
+    return p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied;
+}
+
+/* Selects at density k into e->mask, which has its order. */
+static esa_status choose(const esa_session_call *c, const esa_session_plan *e, int32_t k)
+{
+    return esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, c->t->v, c->s->probe.density[k],
+                           e->importance, NULL);
+}
+
+/* Carry: what density k keeps for this call, in a branch that made it at this step, or else in that
+ * of the call itself. */
+static esa_session_rest *rest_of(const esa_session_call *c, const esa_session_plan *e, int32_t k)
+{
+    const esa_session *s = c->s;
+    esa_session_rest *rest = NULL;
+    for (int32_t b = s->params.share_branches ? 0 : s->branch; b <= s->branch; b++) {
+        rest = &s->probe.rest[((int64_t)b * s->params.layers + c->layer) * s->probe.points + k];
+        if (rest->own_step == s->step && esa_session_rest_fits(rest, e->plan)) break;
+    }
+    return rest;
+}
+
+/* Makes mask, order and difference of a density. The order is made once for all densities. */
+static esa_status anchor(const esa_session_call *c, const esa_session_plan *e, int32_t k,
+                         esa_session_rest *rest)
+{
+    esa_session *s = c->s;
+    const esa_plan *p = e->plan;
+    const int64_t bytes = esa_session_diff_bytes(&s->params, &p->shapes);
+    if (is_adaptive(p) && k == 0) ESA_TRY(esa_plan_reorder(p, e->mask, c->t->q, c->t->k, NULL));
+    ESA_TRY(choose(c, e, k));
+    ESA_TRY(esa_session_rest_store(&s->chunks, rest, p, e->mask));
+    if (rest->diff.bytes != bytes) {
+        drop_diff(s, rest);
+        ESA_TRY(p->backend->alloc(s->ctx, &rest->diff.memory, bytes));
+        rest->diff.bytes = bytes;
+    }
+    rest->diff.shapes = p->shapes;
+    const esa_carry carry = esa_session_diff_view(s, &rest->diff);
+    esa_qkvo t = *c->t;
+    t.carry = &carry;
+    t.use = ESA_CARRY_MAKE;
+    ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, 16, NULL));
+    rest->diff.made = 1;
+    rest->made_step = s->step;
+    return ESA_OK;
+}
+
+/* Carry: computes density k into t->o, or makes its difference. *dense 1: it is an anchor, and its
+ * output is the dense one. */
+static esa_status carry_one(const esa_session_call *c, const esa_session_plan *e, int32_t k,
+                            esa_qkvo t, int32_t *dense)
+{
+    esa_session *s = c->s;
+    esa_session_rest *rest = rest_of(c, e, k);
+    const int32_t due = esa_session_anchor_due(s, s->step, rest->made_step);
+    rest->own_step = s->step;
+    *dense = due || !rest->diff.made || !esa_session_rest_fits(rest, e->plan);
+    if (*dense) return anchor(c, e, k, rest);
+    const esa_carry carry = esa_session_diff_view(s, &rest->diff);
+    t.carry = &carry;
+    t.use = ESA_CARRY_ADD;
+    ESA_TRY(esa_session_rest_mask(&s->chunks, rest, e->mask));
+    return esa_plan_attend(e->plan, e->mask, &t, NULL, 16, NULL);
+}
+
 esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_plan *e)
 {
     esa_session *s = c->s;
@@ -142,12 +237,18 @@ esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_p
     double error[ESA_WORK_MAX_POINTS];
     ESA_TRY(make_outputs(s, &out, be, c->t->o));
     const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &out.written, NULL, NULL, 0 };
-    if (p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied)
-        ESA_TRY(esa_plan_reorder(p, e->mask, t.q, t.k, NULL));
+    const int32_t carries = s->carry.anchor_count > 0;
+    if (is_adaptive(p) && !carries) ESA_TRY(esa_plan_reorder(p, e->mask, t.q, t.k, NULL));
     for (int32_t k = 0; k < s->probe.points; k++) {
-        ESA_TRY(
-            esa_plan_choose(p, e->mask, t.q, t.k, t.v, s->probe.density[k], e->importance, NULL));
-        ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, 16, NULL));
+        int32_t dense = 0;
+        error[k] = 0;
+        if (carries) {
+            ESA_TRY(carry_one(c, e, k, t, &dense));
+        } else {
+            ESA_TRY(choose(c, e, k));
+            ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, 16, NULL));
+        }
+        if (dense) continue;
         if (!be->host_memory)
             ESA_TRY(be->download(s->ctx, out.read.data, out.written.data, s->probe.device_bytes));
         error[k] = compare(s->ctx, &out.dense, &out.read, out.heads);

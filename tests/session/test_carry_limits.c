@@ -168,6 +168,58 @@ static void test_out_of_memory(void **state)
     mini_free(&m);
 }
 
+/* PROBE with carry measures what a run with carry would leave: nothing at anchors, and between them
+ * the error of sparse output and difference of the anchor. It still returns the dense output. */
+static void test_probe(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 4, 2, 1);
+    const double probe[] = { 0.2, 0.5 };
+    const size_t n = (size_t)mini_size(&m);
+    float *dense = malloc(n * 4);
+    uint64_t hash[2];
+    esa_session *s[2], *d;
+    esa_session_params p = mini_params(&m, ESA_SESSION_DENSE);
+    ok(ctx, esa_session_create(ctx, &d, &p));
+    ok(ctx, mini_run(&m, d, &hash[0]));
+    p = mini_sparse_params(&m);
+    p.share_branches = 1;
+    p.carry = 2; /* steps 0 and 1 */
+    p.select.budget = probe[1];
+    ok(ctx, esa_session_create(ctx, &s[0], &p));
+    p.mode = ESA_SESSION_PROBE;
+    p.probe = probe;
+    p.probe_count = 2;
+    ok(ctx, esa_session_create(ctx, &s[1], &p));
+    for (int32_t video = 0; video < 2; video++) ok(ctx, mini_run(&m, s[1], &hash[1]));
+    assert_true(hash[0] == hash[1]);
+    ok(ctx, esa_session_begin(s[0]));
+    for (int32_t step = 0; step < 4; step++)
+        for (int32_t l = 0; l < 2; l++) {
+            double error = 0, e[2];
+            for (int32_t branch = 0; branch < 2; branch++) {
+                double sum = 0;
+                mini_fill(&m, l, step, branch);
+                const mini_views t = mini_view(&m);
+                ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, NULL, NULL));
+                memcpy(dense, m.o, n * 4);
+                attend(&m, s[0], l, step, branch);
+                for (size_t i = 0; i < n; i++)
+                    sum += ((double)m.o[i] - dense[i]) * ((double)m.o[i] - dense[i]);
+                error += sum / (double)n / 2;
+            }
+            ok(ctx, esa_session_get_probe(s[1], e, 2, l, step));
+            /* the same sums in another order */
+            if (!(e[1] - error < 1e-9 * (1 + error) && error - e[1] < 1e-9 * (1 + error)))
+                fail_msg("layer %d, step %d: %g, expected %g", l, step, e[1], error);
+            assert_true(e[0] > e[1] && e[1] > 0);
+        }
+    for (int32_t i = 0; i < 2; i++) esa_session_free(s[i]);
+    esa_session_free(d);
+    free(dense);
+    mini_free(&m);
+}
+
 /* With exact rows that were asked for, a carried call corrects what the difference leaves. */
 static void test_exact_rows(void **state)
 {
@@ -210,7 +262,8 @@ static void test_exact_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest both[] = { cmocka_unit_test(test_out_of_memory),
-                                       cmocka_unit_test(test_exact_rows) };
+                                       cmocka_unit_test(test_exact_rows),
+                                       cmocka_unit_test(test_probe) };
     /* masks of a file are on the CPU when a test takes them by hand */
     const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_cached) };
     const int failed = cmocka_run_group_tests(both, setup, teardown);

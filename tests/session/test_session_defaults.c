@@ -69,7 +69,7 @@ static void test_error(void **state)
         assert_int_equal(p.select.tail, ESA_TAIL_LEVELS);
         assert_int_equal(p.attention.tail, ESA_TAIL_LEVELS);
         assert_int_equal(p.attention.exact_rows, -1); /* 2 without carry: test_session_carry */
-        assert_int_equal(p.carry, probes ? ESA_CARRY_OFF : ESA_CARRY_AUTO);
+        assert_int_equal(p.carry, ESA_CARRY_AUTO);
         assert_int_equal(p.refresh_every, ESA_REFRESH_EARLY);
         assert_int_equal(p.order_every, ESA_REFRESH_EARLY);
         assert_int_equal(p.share_branches, 1);
