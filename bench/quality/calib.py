@@ -13,10 +13,11 @@ PROBE = "sel=errq8m4 bud=layer lev=64/16 warm=0 l0=0"   # makes the error whose 
 
 class Calib:
     """make(n): the first n calibration clips. Everything is made when it is first asked for. saved: a dict that can
-    be written to JSON; what it holds is not made again."""
+    be written to JSON; what it holds is not made again. shorter: sensitivities of the same model in fewer steps, used
+    by their shares of the run; [] or as many steps: they are measured."""
 
-    def __init__(self, sim, make, saved):
-        self.sim, self.make, self.saved = sim, make, saved
+    def __init__(self, sim, make, saved, shorter=()):
+        self.sim, self.make, self.saved, self.shorter = sim, make, saved, shorter
         self.recorded = {}
 
     def record(self, spec):
@@ -45,6 +46,9 @@ class Calib:
     def sensitivity(self, n=4):
         """[steps][layers]: log of how much of a squared error, made in one cell alone and seen in the residual stream,
         arrives in the last latents. Fitted by a sum over steps and layers, for single measurements are noisy."""
+        n_short = len(self.shorter)
+        if 0 < n_short < self.sim.steps:
+            return [self.shorter[s * n_short // self.sim.steps] for s in range(self.sim.steps)]
         if "sensitivity" not in self.saved:
             sim, clips, w = self.sim, self.make(n), self.head_weights()
             raw = self.saved.setdefault("sensitivity_raw", [[None] * sim.layers for _ in range(sim.steps)])
@@ -73,6 +77,19 @@ class Calib:
                                for (s, layer), x in self.sim.hub.found.items()}
         return self.saved[key]
 
+    def drifts(self, kind, n=2):
+        """[layers][steps][steps]: change of what the layers take in (qk) or give (out) between two steps of the dense
+        run, relative to the first of the two."""
+        key = f"drift of {n}: {kind}"
+        if key not in self.saved:
+            clips = self.make(n)
+            self.sim.hub.begin("drift", Spec.parse(PROBE))
+            self.sim.denoise(clips, 0)
+            for name in ("qk", "out"):
+                found = [torch.stack(self.sim.hub.found[name, layer]) for layer in range(self.sim.layers)]  # [T, n, x]
+                self.saved[f"drift of {n}: {name}"] = [relative(x) for x in found]
+        return self.saved[key]
+
     def curves(self, spec):
         """{cell: function of density}: expected squared error, weighted by sensitivity for plan=cell."""
         errors = self.errors(spec)
@@ -82,6 +99,13 @@ class Calib:
             s, layer = map(int, name.split(","))
             out[s, layer] = curve(values, math.exp(logs[s][layer]) if logs else 1.0)
         return out
+
+
+def relative(x):
+    """|x_t - x_s| / |x_s| for s < t, mean over the clips: x [T, n, size]."""
+    size = x.norm(dim=-1)
+    far = torch.stack([(x - y).norm(dim=-1) / s.clamp_min(1e-20) for y, s in zip(x, size)]).mean(-1)
+    return [[round(v, 5) for v in row] for row in far.triu().tolist()]
 
 
 def curve(values, weight):

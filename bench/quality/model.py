@@ -180,36 +180,40 @@ class Sim:
         side = args.side // c.scale_factor_spatial
         self.latent = (1, c.z_dim, (args.frames - 1) // c.scale_factor_temporal + 1, side, side)
         grid = tuple(n // m for n, m in zip(self.latent[2:], p))
-        self.hub = Hub(grid, args.chunk or (8 if args.device == "cuda" else 1))
+        self.branches = 1 if args.guidance == 1 else 2
+        self.hub = Hub(grid, args.chunk or (8 if args.device == "cuda" else 1), self.branches)
         self.layers = len(self.dit.blocks)
         for i, block in enumerate(self.dit.blocks):
             block.attn1.processor = Processor(i, self.hub)
         sched = copy.deepcopy(self.sched)
         sched.set_timesteps(self.steps)
         self.shape = plans.Shape(self.steps, self.layers, grid[0] * grid[1] * grid[2],
-                                 self.dit.config.attention_head_dim, [float(x) for x in sched.sigmas[:self.steps]])
+                                 self.dit.config.attention_head_dim, [float(x) for x in sched.sigmas[:self.steps]],
+                                 self.branches)
 
     def text(self, prompt, rows=512):
         x = self.embeds[prompt]
         return torch.cat([x, x.new_zeros(rows - x.shape[0], x.shape[1])]).to(self.device)
 
-    def denoise(self, clips, start, snaps=None):
+    def denoise(self, clips, start, snaps=None, skips=None):
+        """The last latents. skips(step): the step is left out, the last velocity is used again."""
         x, sched = clips.snaps[start]
-        sched = copy.deepcopy(sched)
-        text = torch.cat([clips.embeds, clips.negative])
+        sched, B, velocity = copy.deepcopy(sched), self.branches, None
+        text = torch.cat([clips.embeds, clips.negative][:B])
         for i in range(start, self.steps):
             t = sched.timesteps[i]
             self.hub.step = i
-            v = self.dit(torch.cat([x, x]), t.expand(2 * clips.n), text, return_dict=False)[0]
-            guided, free = v.chunk(2)
-            x = sched.step(free + self.guidance * (guided - free), t, x, return_dict=False)[0]
+            if velocity is None or not (skips and skips(i)):
+                v = self.dit(torch.cat([x] * B), t.expand(B * clips.n), text, return_dict=False)[0]
+                velocity = v if B == 1 else v[clips.n:] + self.guidance * (v[:clips.n] - v[clips.n:])
+            x = sched.step(velocity, t, x, return_dict=False)[0]
             if snaps is not None and i + 1 < self.steps:
                 snaps.append((x, copy.deepcopy(sched)))
         return x
 
-    def decode(self, x, batch=8):
-        """u8 [n, 3, T, H, W]."""
-        c = self.vae.config
+    def decode(self, x, most=8 * 32 ** 2):
+        """u8 [n, 3, T, H, W]; most: latent pixels of a frame at once, 8 clips of 128 x 128."""
+        c, batch = self.vae.config, max(1, most // (x.shape[-1] * x.shape[-2]))
         mean, std = (torch.tensor(y, device=x.device).view(1, -1, 1, 1, 1) for y in (c.latents_mean, c.latents_std))
         x = x / (1.0 / std) + mean
         out = []

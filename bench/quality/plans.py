@@ -5,38 +5,42 @@ import math
 import attend
 import orders
 import scores
-from spec import due
+from schedule import Schedule
 
 LEAST = 0.02        # density of a cell at least, unless one block a row is more
 SHAPE = "9/0/0"     # the uniform rule of src/rules/plan.h, see shape_curves
 
 
 class Shape:
-    """Sizes that costs follow from."""
+    """Sizes that costs follow from. branches: guidance branches of a step, 1 without guidance."""
 
-    def __init__(self, steps, layers, tokens, dim, sigmas):
+    def __init__(self, steps, layers, tokens, dim, sigmas, branches=2):
         self.steps, self.layers, self.tokens, self.dim, self.sigmas = steps, layers, tokens, dim, sigmas
+        self.branches = branches
 
 
-def extra_work(spec, shape, step, layer):
+def extra_work(spec, shape, step, layer, schedule):
     """Work of one call beside its exact blocks and means, by what the schedule says is made in it: (order, scores,
-    exact rows). Sharing guidance branches halves the first two."""
+    exact rows and dense calls of anchors). Sharing guidance branches divides the first two by their number."""
     i = step - spec.warm
     N, D = shape.tokens, shape.dim
-    if spec.is_dense(step, layer):
+    if spec.is_dense(step, layer) or spec.skips(step):
         return 0.0, 0.0, 0.0        # a dense call has the products of src=warm already
-    rows = spec.resid / spec.bq
     if spec.order == "kmeans":
-        return attend.cluster_work(spec, N, spec.carry if i and spec.carry else spec.rounds), 0.0, 0.0
-    half = 0.5 if spec.share else 1.0
-    order = half * orders.work(spec, N, D) if spec.adaptive() and due(spec.oref, i) else 0.0
-    mask = half * scores.work(spec, i == 0) if spec.src == "online" and mask_due(spec, i) else 0.0
+        return attend.cluster_work(spec, N, spec.again if i and spec.again else spec.rounds), 0.0, 0.0
+    anchor = schedule.anchor(step, layer)
+    rows = spec.resid / spec.bq + (anchor_work(spec, shape.branches) if anchor else 0.0)
+    part = 1 / shape.branches if spec.share else 1.0
+    order = part * orders.work(spec, N, D) if schedule.order(step, layer) else 0.0
+    mask = 0.0
+    if spec.src == "online" and schedule.mask(step, layer):
+        mask = part * (scores.beside_dense(spec, spec.csel) if anchor and spec.csel else scores.work(spec, i == 0))
     return order, mask, rows
 
 
-def mask_due(spec, i):
-    """Masks are made anew by their schedule and with every new order."""
-    return due(spec.refresh, i) or (spec.adaptive() and due(spec.oref, i))
+def anchor_work(spec, branches):
+    """Dense calls of an anchor: of every branch, or of the guided one alone."""
+    return 1.0 if spec.cown else 1 / branches
 
 
 def tail_share(spec):
@@ -46,24 +50,29 @@ def tail_share(spec):
     return 1 / spec.sizes()[0]
 
 
-def solve(spec, shape, curves=None, held=True):
+def solve(spec, shape, curves=None, held=True, schedule=None):
     """{cell: density} of the sparse cells (with levels: cost of blocks and means; otherwise kept blocks), and the work
     that this should cost. Raises ValueError if the work is too small for what must be paid anyway.
     curves: {cell: function of density -> expected error}, for plan=cell and plan=even. held: steps that share a mask
-    get one density. spec: resolved for the steps of the run."""
+    get one density. spec: resolved for the steps of the run. schedule: what is made when (default: as spec says)."""
     if spec.warm < 0:
         raise ValueError("the setting must be resolved for a number of steps first")
+    schedule = schedule or Schedule(spec)
     cells = [(s, layer) for s in range(shape.steps) for layer in range(shape.layers)]
-    live = [c for c in cells if not spec.is_dense(*c)]
-    fixed = len(cells) - len(live) + sum(sum(extra_work(spec, shape, *c)) for c in cells)
+    live = [c for c in cells if not spec.is_dense(*c) and not spec.skips(c[0])]
+    fixed = sum(spec.is_dense(*c) for c in cells) + sum(sum(extra_work(spec, shape, *c, schedule)) for c in cells)
     t = tail_share(spec)
     least = max(LEAST, 1.0 / (shape.tokens // spec.bk)) + t
     spend = spec.work * len(cells) - fixed
-    if not live or spend < least * len(live):
+    twice = len({c[1] for c in live}) if spec.carry == "warm" else 0    # sparse calls in the last dense step
+    if not live:                                # dense, with steps left out
+        return {}, fixed / len(cells)
+    if spend < least * (len(live) + twice):
         raise ValueError(f"work {spec.work} is too small: {fixed / len(cells):.3f} goes to dense calls and choosing, "
                          f"{least * len(live) / len(cells):.3f} is the least for the blocks")
     if spec.plan == "flat":
-        cost = dict.fromkeys(live, min(1.0, spend / len(live)))
+        each = min(1.0, spend / (len(live) + twice))
+        cost, fixed = dict.fromkeys(live, each), fixed + twice * each
     elif spec.plan in ("cell", "even"):
         cost = by_curves(live, curves, spend, least)
     elif spec.plan == "shape":
@@ -71,18 +80,18 @@ def solve(spec, shape, curves=None, held=True):
     else:
         raise ValueError(f"no such plan: {spec.plan}")
     if held and spec.src == "online" and spec.order != "kmeans":
-        cost = hold(spec, cost)
+        cost = hold(schedule, cost)
     total = (fixed + sum(cost.values())) / len(cells)
     return {c: (x - t) / (1 - t) for c, x in cost.items()}, total
 
 
-def hold(spec, cost):
+def hold(schedule, cost):
     """Steps that use one mask have one density: the mean of what they would have."""
     out = dict(cost)
     for layer in {c[1] for c in cost}:
         group = []
         for step in sorted(c[0] for c in cost if c[1] == layer) + [None]:
-            if group and (step is None or mask_due(spec, step - spec.warm)):
+            if group and (step is None or schedule.mask(step, layer)):
                 mean = sum(cost[s, layer] for s in group) / len(group)
                 out.update({(s, layer): mean for s in group})
                 group = []

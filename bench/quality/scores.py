@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of pairs of blocks. q, k, v are [B, H, N, D] in the order of the blocks, q times the scale; a query block has
 bq tokens, a key block bk; nq x nk blocks a head."""
+from dataclasses import replace
+
 import torch
+
+MOST = 2 ** 30      # numbers in the largest array of estimate() at once: 4 GB in f32
 
 
 def means(x, n):
@@ -24,15 +28,23 @@ def queries(q, bq, s, mean):
 
 
 class Tail:
-    """Means of `size` keys that stand in for key blocks, r a block: k, v [B, H, nk*r, D]."""
+    """Means of `size` keys that stand in for key blocks, r a block: k, v [B, H, nk*r, D]. last: what each token of the
+    last key block counts for."""
 
-    def __init__(self, k, v, bk, size):
-        self.r, self.size = bk // size, size
+    def __init__(self, k, v, bk, size, last=1.0):
+        self.r, self.size, self.last = bk // size, size, last
         self.k, self.v = means(k, size), means(v, size)
 
     def weights(self, q, m):
         """exp(logit - m) times tokens, [B, H, rows, nk*r]."""
-        return (q @ self.k.transpose(-1, -2) - m).clamp_max(60).exp_().mul_(self.size)
+        return of_last((q @ self.k.transpose(-1, -2) - m).clamp_max(60).exp_().mul_(self.size), self.r, self.last)
+
+
+def of_last(w, columns, last):
+    """Weights [.., columns of all blocks], those of the last block times `last`."""
+    if last != 1.0:
+        w[..., -columns:] *= last
+    return w
 
 
 def per_block(e, v, nk):
@@ -42,21 +54,22 @@ def per_block(e, v, nk):
     return e.reshape(B, H, R, nk, r).transpose(2, 3) @ v.reshape(B, H, nk, r, -1)
 
 
-def coarse_output(Q, k, v, g, m):
+def coarse_output(Q, k, v, g, m, bk, end):
     """Output and normaliser (in units of exp(m)) of the rows Q from means of g keys."""
-    t = Tail(k, v, g, g)
+    t = Tail(k, v, bk, g, end)
     w = t.weights(Q, m)
     Z = w.sum(-1, keepdim=True)
     return (w @ t.v) / Z, Z
 
 
-def estimate(spec, q, k, v, last=None):
+def estimate(spec, q, k, v, last=None, end=1.0):
     """Scores of one chunk: a list of [B, H, nq, nk], one for each size of the tail, and the mass [B, H, nq, nk].
 
     mass  softmax mass of the key block, mean over the queries (mass4 is the project's importance)
     err   squared first-order error of the output if the tail stands in for the block, mean over the queries:
           |(a_j - t_j) - (w_j - tw_j) o|^2 / Z^2
-    last  [B, H, N, D]: the last step's output in the order of q, for osrc=prev (None: block means instead)."""
+    last  [B, H, N, D]: the last step's output in the order of q, for osrc=prev (None: block means instead)
+    end   what each token of the last key block counts for"""
     kind, mean, s, M = spec.score()
     B, H, N, D = k.shape
     nq, nk = q.shape[2] // spec.bq, N // spec.bk
@@ -70,6 +83,7 @@ def estimate(spec, q, k, v, last=None):
     E = L.sub_(m).exp_()
     if M > 1:
         E.mul_(M)
+    of_last(E, spec.bk // M, end)
     w = E.reshape(B, H, -1, nk, spec.bk // M).sum(-1)                   # [B, H, R, nk]
     Z = w.sum(-1, keepdim=True)
     p = rows(w / Z)
@@ -83,7 +97,7 @@ def estimate(spec, q, k, v, last=None):
         o = queries(last, spec.bq, s, mean)
     else:
         g = int(spec.osrc[4:]) if spec.osrc.startswith("fine") else spec.bk
-        o, coarse = coarse_output(Q, k, v, g, m)
+        o, coarse = coarse_output(Q, k, v, g, m, spec.bk, end)
         if spec.zsrc == "same":
             Z = coarse
     out = []
@@ -91,7 +105,7 @@ def estimate(spec, q, k, v, last=None):
         if size == 0:
             x = a - w.transpose(2, 3).unsqueeze(-1) * o.unsqueeze(2)
         else:
-            tail = Tail(k, v, spec.bk, size)
+            tail = Tail(k, v, spec.bk, size, end)
             t = tail.weights(Q, m)
             tw = t.reshape(B, H, -1, nk, tail.r).sum(-1)
             x = a - per_block(t, tail.v, nk)
@@ -128,12 +142,26 @@ def work(spec, first=False):
     return total
 
 
-def of_batch(spec, q, k, v, chunk, last=None):
-    """estimate() over a batch, `chunk` entries at a time."""
+def beside_dense(spec, sel):
+    """Work of scores of this kind where a dense call makes the products of all queries and keys."""
+    kind, _, s, _ = replace(spec, sel=sel).score()
+    rows = min(s, spec.bq) / spec.bq
+    return 0.0 if kind == "mass" else sum(rows / spec.bk + (0.5 * rows / size if size else 0.0)
+                                          for size in spec.sizes())
+
+
+def of_batch(spec, q, k, v, chunk, last=None, end=1.0):
+    """estimate() over a batch: `chunk` entries at a time, and fewer heads where there are many tokens."""
     parts, mass = [], []
-    for i in range(0, q.shape[0], chunk):
-        one = slice(i, i + chunk)
-        scores, p = estimate(spec, q[one], k[one], v[one], None if last is None else last[one])
-        parts.append(scores)
-        mass.append(p)
+    _, _, s, M = spec.score()
+    B, H, N, D = q.shape
+    each = N // spec.bq * min(s, spec.bq) * max(k.shape[2] // M, k.shape[2] // spec.bk * D) * min(chunk, B)
+    heads = max(1, min(H, MOST // each))
+    for i in range(0, B, chunk):
+        found = []
+        for h in range(0, H, heads):
+            one = (slice(i, i + chunk), slice(h, h + heads))
+            found.append(estimate(spec, q[one], k[one], v[one], None if last is None else last[one], end))
+        parts.append([torch.cat(x, 1) for x in zip(*(f[0] for f in found))])
+        mass.append(torch.cat([f[1] for f in found], 1))
     return [torch.cat(x) for x in zip(*parts)], torch.cat(mass)

@@ -113,7 +113,7 @@ SECOND = [*SETTLE, *RECORDED[:3], *PLAN[:5], *RECORDED[3:6], *MORE, *PLAN[5:], *
 # sol     Sol-Attn: pooled scores, a set by share of each row, what is skipped is replaced by its mean
 # svg2, ear  see attend.clusters; losa  LoSA: exact masses of the last dense step, a set by share, kept for the clip
 SPARGE, SOL = "sel=massq1m64 bud=uniform tail=0", "sel=massq1m64 bud=topp"
-SVG2, EAR = "order=kmeans field=svg2 carry=2", "order=kmeans field=ear carry=2"
+SVG2, EAR = "order=kmeans field=svg2 again=2", "order=kmeans field=ear again=2"
 LOSA = "src=warm sel=mass64 bud=topp tail=0"
 FIELD = [
     *at(BOTH, "base", NEW),
@@ -130,5 +130,77 @@ TABLE = [
     *at(ALL, swap(REC4, lev="64/8", P=32)), *at(BOTH, "src=cached"),
 ]
 
+# mc  MC-Sparse (arXiv 2610.06801): exact masses of small groups of keys in the last of the dense steps in front, and
+#     what each branch's sparse call lacks there, in bf16, for the rest of the clip
+MC = "src=warm sel=mass64 bk=16 bud=topp tail=0 l0=0 carry=warm cown=1 cbits=16"
+
+# Carried differences: docs/quality.md. Every group has its number of steps.
+SIX, FIVE, FOUR = "0/.1/.2/.35/.55/.75", "0/.125/.25/.5/.75", "0/.125/.3/.6"
+CARRY = swap(NEW, refresh="anchor", oref="anchor", carry=SIX).replace(" resid=2", "")
+CARRY128 = swap(NEW128, refresh="anchor", oref="anchor", carry=SIX).replace(" resid=2", "")
+THIN, THINNER = 0.20, 0.12
+HALF = "/".join(f"{i / 50:g}" for i in range(11, 46, 2))        # every second step from a fifth to nine tenths
+CARRY50 = [
+    *at((THIN,), NEW, CARRY),
+    # where anchors go
+    *at((THIN,), swap(CARRY, carry=FIVE), swap(CARRY, carry="out6"), swap(CARRY, carry="qk6"), swap(CARRY, cstag=4),
+        swap(CARRY, carry="0/.06/.12/.2/.3/.45/.6/.8"), swap(CARRY, carry="0/.17/.34/.5/.67/.84"),
+        swap(CARRY, carry="0/.04/.1/.2/.35/.6"), swap(CARRY, carry="0/.25/.45/.6/.75/.88")),
+    # what to choose; which tail
+    *at((THIN, THINNER), swap(CARRY, csel="err64"), swap(CARRY, lev="64")),
+    *at((THINNER,), CARRY, NEW, swap(CARRY, carry=FOUR), swap(CARRY, carry=FIVE)),
+    *at((THIN,), swap(CARRY128, leafq=4, leafk=4), swap(CARRY128, lev="128"), swap(CARRY, bk=128, lev="128/16"),
+        swap(CARRY, bq=128, sel="errq16m4"), swap(CARRY, lev="64/16"), swap(CARRY, least=0),
+        swap(CARRY, lev="64", sel="errq8m8"), swap(CARRY, amet=512)),
+    # densities
+    *at((THIN,), swap(CARRY, plan="cell"), swap(CARRY, plan="shape", shape="9/2/0"),
+        swap(CARRY, plan="shape", shape="9/-2/0"), swap(CARRY, plan="shape", shape="9/0/2"),
+        swap(CARRY, plan="shape", shape="9/0/-2")),
+    *at((THINNER,), swap(CARRY, plan="cell")),
+    # the field, and one dense warm-up
+    *at((LEAN,), NEW, CARRY, MC, f"{MC} warm=5"),
+    *at((LOW,), MC, NEW, CARRY),
+    # a step cache: dense with it, then both at equal work
+    *at((1.0,), f"warm=0 l0=99 skip={HALF}"), *at((THIN, THINNER), swap(CARRY, skip=HALF)),
+    *at((THIN,), swap(NEW, skip=HALF), swap(CARRY, cbits=32), swap(CARRY, cbits=16), swap(CARRY, cown=1, share=0),
+        swap(CARRY, least=0, lev="64"), swap(CARRY, sel="errq4m4"), swap(CARRY, cstag=8)),
+    *at((LEAN,), f"{SOL} {FREE}", f"{SPARGE} {FREE}", f"{LOSA} warm=5 l0=0"),
+]
+CARRY25 = [
+    *at((THIN, LEAN, LOW), NEW, CARRY, swap(CARRY, carry=FIVE)), *at((THIN, LEAN), swap(CARRY, carry=FOUR)),
+    *at((THIN,), swap(CARRY, carry="0/.04/.1/.2/.35/.6"), swap(CARRY, carry="0/.08/.16/.24/.36/.48/.64/.8"),
+        swap(CARRY, lev="64"), swap(CARRY, csel="err64"), swap(CARRY, cstag=4)),
+    *at((HIGH,), NEW, CARRY),
+]
+CARRY8 = [
+    *at((LOW,), NEW, swap(CARRY, carry="0/.25/.5"), swap(CARRY, carry="0/.25/.5", plan="cell")),
+    *at((LOW, LEAN, HIGH), NEW, swap(CARRY, carry="0/.25/.5"), swap(CARRY, carry="0/.25"), swap(CARRY, carry="0"),
+        swap(CARRY, carry="0/.125/.375"), swap(CARRY, carry="0/.25/.5/.75"), swap(CARRY, carry="0/.5")),
+    *at((LOW,), swap(CARRY, carry="0/.25/.5", lev="64"),
+        swap(CARRY, carry="0/.25/.5", csel="err64"), swap(CARRY, carry="0/.125/.25/.375/.5/.75"),
+        swap(CARRY, carry="out2"), f"{MC} warm=2", f"{MC} warm=1"),
+    *at((THIN,), NEW, swap(CARRY, carry="0/.25"), swap(CARRY, carry="0")),
+]
+CARRY4 = [
+    *at((LOW, HIGH, LEAN), NEW, swap(CARRY, carry="0"), swap(CARRY, carry="0/.5"), swap(CARRY, carry="0/.25")),
+    *at((HIGH,), swap(CARRY, carry="0/.25/.5")),
+]
+# One guidance branch: --guidance 1
+CARRY_ONE = [
+    *at((LEAN, THIN), NEW, swap(CARRY, carry=FOUR), swap(CARRY, carry="0/.2/.5")),
+    *at((LEAN, LOW), swap(CARRY, carry=FIVE)), *at((LOW,), NEW, swap(CARRY, carry=FOUR), swap(CARRY, carry=SIX)),
+]
+# A model of true size, blocks of 128
+B128 = "bq=128 bk=128"
+SPARGE128, SOL128 = (swap(f"{x} {FREE} {B128}", sel="massq1m128") for x in (SPARGE, SOL))
+BIG = [
+    *at((LEAN,), NEW128, CARRY128), *at((THIN,), CARRY128, NEW128), *at((LOW,), NEW128, B128),
+    *at((LEAN,), f"{swap(MC, sel='mass128')} bq=128 warm=3", f"{B128} {FREE}", SOL128, SPARGE128),
+    *at((LOW,), f"{swap(MC, sel='mass128')} bq=128", CARRY128), *at((THINNER,), swap(CARRY128, carry=FOUR)),
+    *at((THIN,), swap(CARRY128, lev="128"), swap(CARRY128, leafq=4, leafk=4)), *at((HIGH,), NEW128, B128, CARRY128),
+    *at((LEAN,), f"{EAR} {FREE} {B128}", f"{SVG2} {FREE} {B128}"),
+]
+
 GROUPS = {"decide": DECIDE, "settle": SETTLE + MORE, "plan": PLAN, "recorded": RECORDED, "judge": JUDGE, "other": OTHER,
-          "second": SECOND, "field": FIELD, "table": TABLE}
+          "second": SECOND, "field": FIELD, "table": TABLE,
+          "carry50": CARRY50, "carry25": CARRY25, "carry8": CARRY8, "carry4": CARRY4, "one": CARRY_ONE, "big": BIG}

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, fields, replace
 
 SEL = re.compile(r"^(mass|err)(q?)(\d+)(?:m(\d+))?$")
+DRIFT = re.compile(r"^(qk|out)(\d+)$")
 KD = re.compile(r"^kd(k?)(m?)(\d*)$")
 
 
@@ -39,13 +40,21 @@ class Spec:
     warm: int = -1          # dense steps in front; -1: a fifth of the steps, rounded up
     l0: int = 1             # dense layers in front
     refresh: str = "1"      # masks are made anew every so many sparse steps; 0: once; "0/1/4": in these;
-                            # "0/.25/.5": in front of these shares of the sparse steps
+                            # "0/.25/.5": in front of these shares of the sparse steps; anchor: at anchors
     oref: str = "1"         # orders likewise; new orders always bring new masks
     share: int = 0          # 1: the unguided branch uses masks and orders of the guided one
     wt: str = "none"        # errors of heads weighted by gate and output projection: none | head
     field: str = ""         # order=kmeans: svg2 | ear
     rounds: int = 6         # order=kmeans: rounds of k-means
-    carry: int = 0          # order=kmeans: rounds in later steps, which start from the last centroids; 0: anew
+    again: int = 0          # order=kmeans: rounds in later steps, which start from the last centroids; 0: anew
+    carry: str = ""         # anchors, steps with a dense call beside the sparse one, whose difference is added later: a
+                            # schedule; qk6, out6: where q and k, or the output, drifted, six a layer on average; warm:
+                            # the last of the dense steps in front
+    cown: int = 0           # carry: 0: d of the guided branch serves both; 1: each branch runs dense and has its own
+    cbits: int = 8          # bits of d: 8 (E4M3, a scale per token and head), 16 (bf16), 32
+    cstag: int = 0          # layers take turns: their anchors are spread over so many places before those of carry
+    csel: str = ""          # score at anchors; the dense call makes its products, so they cost nothing
+    skip: str = ""          # schedule of steps that a step cache leaves out: the last velocity is used again
 
     def label(self):
         """The words that differ from the defaults; work is named apart."""
@@ -83,18 +92,42 @@ class Spec:
             raise ValueError(f"means of {self.sizes()} tokens do not divide blocks of {self.bk}")
         if (self.near or self.cent) and not self.resid:
             raise ValueError("near and cent need exact rows: resid=4")
+        if self.carry and (self.resid or self.order == "kmeans"):
+            raise ValueError("carry is simulated without exact rows (resid) and clusters")
+        if "anchor" in (self.refresh, self.oref) and not self.carry:
+            raise ValueError("refresh=anchor and oref=anchor need anchors: carry=0/.25")
+        if (self.carry == "warm") != (self.src == "warm" and bool(self.carry)):
+            raise ValueError("carry=warm and src=warm with carry belong together: masks and d of one dense step")
+        if self.csel and not (self.carry and (self.share or self.cown)):
+            raise ValueError("csel needs anchors, and a dense call for each mask: carry=.. and share=1 or cown=1")
+        if self.cbits not in (8, 16, 32):
+            raise ValueError(f"d has 8, 16 or 32 bits, not {self.cbits}")
         if self.zsrc == "same" and self.osrc in ("self", "prev"):
             raise ValueError(f"zsrc=same needs osrc=block or osrc=fineG, not osrc={self.osrc}")
 
     def resolved(self, steps):
-        """The same with dense steps and schedules as numbers of steps of a run of this length."""
+        """The same with dense steps and schedules as numbers of steps of a run of this length. What is due in a step
+        that is left out is due in the next one."""
         warm = math.ceil(0.2 * steps - 1e-9) if self.warm < 0 else self.warm
 
         def numbers(text):
             if "." not in text:
                 return text
             return "/".join(map(str, sorted({int(float(x) * (steps - warm) + 1e-9) for x in text.split("/")})))
-        return replace(self, warm=warm, refresh=numbers(self.refresh), oref=numbers(self.oref))
+        skip = numbers(self.skip)
+        out = {int(x) for x in skip.split("/")} if skip else set()
+
+        def computed(text):
+            if not out or "/" not in text:
+                return text
+            later = [next((i for i in range(int(x), steps) if i not in out), None) for x in text.split("/")]
+            return "/".join(map(str, sorted({i for i in later if i is not None})))
+        return replace(self, warm=warm, skip=skip, **{name: computed(numbers(getattr(self, name)))
+                                                      for name in ("refresh", "oref", "carry")})
+
+    def skips(self, step):
+        """Is this step left out? For a resolved setting."""
+        return bool(self.skip) and str(step - self.warm) in self.skip.split("/")
 
     def score(self):
         """(kind, queries are means, queries a block, keys a mean)."""

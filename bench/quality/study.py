@@ -21,6 +21,7 @@ from dataclasses import replace
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import attend
 import choose
 import metrics
 import model
@@ -29,8 +30,11 @@ import table
 from calib import Calib
 from hub import Late
 from prompts import EVAL, OTHERS, PUBLISHED
+from schedule import Schedule, by_drift
 from settings import GROUPS
-from spec import Spec
+from spec import DRIFT, Spec
+
+SHORT = 8       # steps of a run whose measured sensitivities serve longer runs of the same model (--done)
 
 
 def options():
@@ -108,6 +112,7 @@ class Study:
         self.lpips = metrics.Lpips.open(a.lpips, a.device)
         embeds = torch.load(a.embeds, weights_only=True) if a.embeds else model.encode(a.model, prompts)
         self.sim = model.Sim(a, embeds)
+        self.note(attend.prepare(Spec(), self.sim.shape.dim, self.sim.device))
         self.sim.hub.deadline = self.start + a.minutes * 60 - 2
         print(f"model ready, grid {self.sim.hub.grid}, {self.left():.0f} s left", flush=True)
         if a.heldout:
@@ -124,7 +129,8 @@ class Study:
             if not bigger:
                 made[n] = model.Clips(self.sim, OTHERS[:n], [100 + i for i in range(n)], decode=False)
             return made[min(bigger or [n])].first(n)
-        self.calib = Calib(self.sim, others, self.mine)
+        shorter = self.results["calib"].get(f"{a.transformer or a.model} {SHORT} {a.frames}x{a.side}", {})
+        self.calib = Calib(self.sim, others, self.mine, shorter.get("sensitivity", []))
         print(f"dense clips ready, {self.left():.0f} s left", flush=True)
 
     def run(self, spec):
@@ -135,11 +141,15 @@ class Study:
                 raise ValueError("no shape was fitted: run plan=cell with --fit first, or give its results with --done")
             spec = replace(spec, shape=self.results["shape"])
         spec = spec.resolved(sim.steps)
-        if sim.shape.tokens % spec.bq or sim.shape.tokens % spec.bk:
-            raise ValueError(f"blocks of {spec.bq} x {spec.bk} do not divide {sim.shape.tokens} tokens")
+        if told := attend.prepare(spec, sim.shape.dim, sim.device):
+            self.note(told)
+        anchors, drift = None, DRIFT.match(spec.carry)
+        if drift:
+            anchors = by_drift(self.calib.drifts(drift[1]), int(drift[2]))
+        schedule = Schedule(spec, anchors)
         curves = self.calib.curves(spec) if spec.plan in ("cell", "even") else None
-        density, expected = plans.solve(spec, sim.shape, curves)
-        more = {"density": density}
+        density, expected = plans.solve(spec, sim.shape, curves, schedule=schedule)
+        more = {"density": density, "schedule": schedule}
         if spec.wt != "none":
             more["weights"] = self.calib.head_weights()
         if spec.src == "cached":
@@ -148,9 +158,9 @@ class Study:
             self.fit(spec, curves)
         begun = time.time()
         hub.begin("run", spec, **more)
-        last = sim.denoise(self.clips, 0)
+        last = sim.denoise(self.clips, 0, skips=spec.skips)
         cells = sim.steps * sim.layers
-        assert hub.calls == cells
+        assert hub.calls == cells - sim.layers * sum(map(spec.skips, range(sim.steps)))
         parts = {name: float(x) / cells for name, x in hub.spent.items()}
         found = metrics.compare(self.clips.frames, sim.decode(last), self.lpips)
         seconds = time.time() - begun
@@ -160,6 +170,7 @@ class Study:
                 "psnrs": found["psnr"], "ssims": found["ssim"], "psnr_mins": found["psnr_min"],
                 "lpipss": found["lpips"], "flickers": found["flicker"], "seconds": seconds,
                 "latent_mse": float((last - self.clips.last).square().mean()),
+                "anchors": [sorted(x) for x in anchors.values()] if anchors else None,
                 "density": {f"{s},{layer}": d for (s, layer), d in density.items()} if spec.plan != "flat" else None}
 
     def fit(self, spec, curves):
