@@ -1,5 +1,5 @@
-/* cmd_bench_video.c - `esa bench video`: whole videos, sparse against dense: PSNR, SSIM, seconds
- * per step.
+/* cmd_bench_video.c - `esa bench video`: whole videos, sparse against dense: PSNR, SSIM, LPIPS,
+ * seconds per step.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The CSV has one row per clip (prompt, seed, method, budget or work or quality, tail). It is
@@ -20,8 +20,12 @@ static const char what[] = "bench video";
 #define COLUMNS                                                                                    \
     "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,"                           \
     "psnr_min,ssim_min,seconds_per_step,attention_seconds"
-static const char header[] = COLUMNS ",attention_work\n";
-static const char first_columns[] = COLUMNS "\n"; /* of files from before work was counted */
+/* The header and what ends a row of the file; the second is from before LPIPS was measured, the
+ * third from before work was counted. */
+enum { HEADERS = 3 };
+static const char *const headers[HEADERS][2] = { { COLUMNS ",attention_work,lpips\n", "\n" },
+                                                 { COLUMNS ",attention_work\n", ",\n" },
+                                                 { COLUMNS "\n", ",,\n" } };
 
 enum { KEY_SIZE = 384 };
 enum { UNIT_BUDGET, UNIT_WORK, UNIT_QUALITY, UNIT_PRESET };
@@ -54,23 +58,24 @@ static int csv_append(bench *b, const char *text)
     return CLI_OK;
 }
 
-/* Continues an older file from its last whole line. In files without attention_work it is empty. */
+/* Continues an older file from its last whole line. Columns that the file lacks stay empty. */
 static int csv_open(bench *b)
 {
     size_t bytes = 0;
     char *old = cli_read_file(b->csv_path, &bytes);
     if (!old && errno != ENOENT)
         return cli_fail("%s: cannot read '%s': %s", what, b->csv_path, cli_error_text(errno));
-    const int first = old && strncmp(old, first_columns, sizeof first_columns - 1) == 0;
-    int status = csv_append(b, header);
-    if (!status && bytes &&
-        (strlen(old) != bytes || (!first && strncmp(old, header, sizeof header - 1) != 0)))
+    int kind = 0;
+    while (kind < HEADERS && bytes && strncmp(old, headers[kind][0], strlen(headers[kind][0])) != 0)
+        kind++;
+    int status = csv_append(b, headers[0][0]);
+    if (!status && bytes && (strlen(old) != bytes || kind == HEADERS))
         status = cli_fail("%s: '%s' holds other columns; give another name", what, b->csv_path);
     char *line = bytes ? strchr(old, '\n') : NULL, *end = line ? strchr(++line, '\n') : NULL;
     while (!status && end) {
         *end = 0;
         status = csv_append(b, line);
-        if (!status) status = csv_append(b, first ? ",\n" : "\n");
+        if (!status) status = csv_append(b, headers[kind][1]);
         line = end + 1;
         end = strchr(line, '\n');
     }
@@ -79,11 +84,21 @@ static int csv_open(bench *b)
 }
 
 typedef struct row {
-    double density, psnr, ssim, psnr_min, ssim_min, step, attention, work;
+    double density, psnr, ssim, psnr_min, ssim_min, step, attention, work, lpips;
 } row;
 
+/* Reads a number and what follows it; NaN if the place is empty. */
+static int csv_optional(const char **at, double *value, char after)
+{
+    char *end = (char *)(uintptr_t)*at;
+    *value = **at == after ? (double)NAN : strtod(*at, &end);
+    if (*end != after) return 0;
+    *at = end + 1;
+    return 1;
+}
+
 /* Finds the row that begins with key; returns 1 if there is one. Equal videos have PSNR inf; the
- * work is NaN if it was not counted. */
+ * work and LPIPS are NaN if they were not measured. */
 static int csv_find(const bench *b, const char *key, row *r)
 {
     const size_t n = strlen(key);
@@ -99,10 +114,7 @@ static int csv_find(const bench *b, const char *key, row *r)
             if (end == at || *end != ',') return 0;
             at = end + 1;
         }
-        r->work = NAN;
-        if (*at == '\n') return 1;
-        r->work = strtod(at, &end);
-        return end != at && *end == '\n';
+        return csv_optional(&at, &r->work, ',') && csv_optional(&at, &r->lpips, '\n');
     }
     return 0;
 }
@@ -160,8 +172,10 @@ static void key_of(const bench *b, char key[KEY_SIZE], int64_t prompt, int64_t s
 static int csv_add(bench *b, const char *key, const row *r)
 {
     char line[512];
-    snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f,%.4f\n", key, r->density,
-             r->psnr, r->ssim, r->psnr_min, r->ssim_min, r->step, r->attention, r->work);
+    char lpips[32] = "";
+    if (isfinite(r->lpips)) snprintf(lpips, sizeof lpips, "%.6f", r->lpips);
+    snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f,%.4f,%s\n", key, r->density,
+             r->psnr, r->ssim, r->psnr_min, r->ssim_min, r->step, r->attention, r->work, lpips);
     const int status = csv_append(b, line);
     return status ? status : cli_write_file(b->csv_path, b->csv, b->used);
 }
@@ -214,7 +228,12 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
                       int64_t seed)
 {
     char key[KEY_SIZE], path[4200];
-    row r = { .psnr = INFINITY, .ssim = 1, .psnr_min = INFINITY, .ssim_min = 1 }, old;
+    row r = { .psnr = INFINITY,
+              .ssim = 1,
+              .psnr_min = INFINITY,
+              .ssim_min = 1,
+              .lpips = b->maker.lpips ? 0 : (double)NAN },
+        old;
     key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
     const int known = csv_find(b, key, &old);
     if (known && dense_load(b, frames, prompt, seed)) return CLI_OK;
@@ -247,11 +266,13 @@ static int sparse_clip(bench *b, const esa_frames *dense, const clip_request *re
     r.ssim = m.ssim;
     r.psnr_min = m.psnr_min;
     r.ssim_min = m.ssim_min;
+    r.lpips = m.lpips;
     status = csv_add(b, key, &r);
     if (status) return status;
     b->clips_made++;
-    fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, %.2f s/step\n", label, key, r.psnr, r.ssim,
-            r.step);
+    fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, ", label, key, r.psnr, r.ssim);
+    if (b->maker.lpips) fprintf(stderr, "LPIPS %.4f, ", r.lpips);
+    fprintf(stderr, "%.2f s/step\n", r.step);
     return CLI_OK;
 }
 
@@ -351,6 +372,7 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
         sum.work += r.work;
         sum.psnr += isinf(r.psnr) ? 0 : r.psnr;
         sum.ssim += r.ssim;
+        sum.lpips += r.lpips;
         sum.step += r.step;
         dense += full.step;
     }
@@ -363,12 +385,14 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
             amount, clips, sum.density / clips, sum.work / clips,
             clips > equal ? sum.psnr / (clips - equal) : (double)INFINITY, sum.ssim / clips,
             sum.step / clips, dense / sum.step);
+    if (b->maker.lpips) cli_cell(table, "%.4f", sum.lpips / clips); /* -: not in every row */
 }
 
 static void print_means(const bench *b)
 {
-    cli_table *table = cli_table_new(11, 3);
+    cli_table *table = cli_table_new(b->maker.lpips ? 12 : 11, 3);
     cli_row(table, "method|order|tail|budget|clips|density|work|PSNR|SSIM|s/step|speedup");
+    if (b->maker.lpips) cli_cell(table, "LPIPS");
     for (int m = 0; m < b->methods.count; m++) {
         const int method = (int)b->methods.whole[m] + 1;
         const cli_list tails = tails_of(b, method);
@@ -414,9 +438,10 @@ static int run_all(bench *b)
                 status = one_source(b, i, b->seeds.whole[s], &done, total);
     if (!status) {
         print_means(b);
-        printf("\n%s: %lld clips made, %lld were there; PSNR and SSIM against the dense clip of "
-               "the same prompt and seed\n",
-               b->csv_path, (long long)b->clips_made, (long long)(total - b->clips_made));
+        printf(
+            "\n%s: %lld clips made, %lld were there; PSNR, SSIM and LPIPS against the dense clip "
+            "of the same prompt and seed\n",
+            b->csv_path, (long long)b->clips_made, (long long)(total - b->clips_made));
     }
     return status;
 }
@@ -455,6 +480,9 @@ int cmd_bench_video(int argc, char **argv)
           "the table, one row per clip; clips that it holds are not made again; required" },
         { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0,
           "keep the dense clips in this folder; empty it when the weights change (not kept)" },
+        { "--lpips", CLI_TEXT, &b.base.open.lpips, "FILE", 0, 0, 0,
+          "measure LPIPS too, with the weights tools/convert_lpips.py makes; rows that are there "
+          "stay as they are (off: the column is empty)" },
         { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0,
           "a file with one prompt per line (the built-in prompts)" },
         { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0,

@@ -43,8 +43,10 @@ int cmd_evaluate(int argc, char **argv)
           "a video or a folder to compare with it; folders are paired by file name; required" },
         { "--output", CLI_TEXT, &output, "FILE", 0, 0, 0,
           "also write everything as JSON; its folder is created (not written)" },
-        { "--lpips-weights", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0,
-          "made by tools/convert_lpips.py ($ESA_MODELS/lpips-NET.safetensors)" },
+        { "--lpips", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0,
+          "weights of LPIPS that tools/convert_lpips.py makes "
+          "($ESA_MODELS/lpips-NET.safetensors)" },
+        { "--lpips-weights", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0, "the same as --lpips" },
         { "--net", CLI_CHOICE, &o.net, EVALUATE_NETS, 0, 0, 0, "backbone of LPIPS (alex)" },
         { "--no-frames", CLI_FLAG, &no_frames, NULL, 0, 0, 0,
           "leave the values of single frames out of the JSON (off)" },

@@ -30,6 +30,9 @@ static int agree(const generate_options *o, int argc, char **argv)
         return cli_usage("generate: --compare dense needs another --method to compare");
     if (!o->compare && (o->dense_out || o->beside_out))
         return cli_usage("generate: --dense-out and --beside-out need --compare dense");
+    if (!o->compare && o->clip.open.lpips)
+        return cli_usage("generate: --lpips measures the difference to the dense video and needs "
+                         "--compare dense");
     if (o->output_dir && (o->dense_out || o->beside_out))
         return cli_usage("generate: --dense-out and --beside-out go with --out");
     if ((o->out && o->dense_out && strcmp(o->out, o->dense_out) == 0) ||
@@ -97,6 +100,8 @@ int cmd_generate(int argc, char **argv)
           "folder for several videos, created if missing: 000.mp4, or 000-s1.mp4" },
         { "--compare", CLI_CHOICE, &compare, "dense", 0, 0, 0,
           "also make the dense video; report speedup, PSNR and SSIM (off)" },
+        { "--lpips", CLI_TEXT, &o.clip.open.lpips, "FILE", 0, 0, 0,
+          "with --compare: LPIPS too, with the weights tools/convert_lpips.py makes (off)" },
         { "--dense-out", CLI_TEXT, &o.dense_out, "FILE", 0, 0, 0,
           "where the dense video goes (the name of --out with -dense)" },
         { "--beside-out", CLI_TEXT, &o.beside_out, "FILE", 0, 0, 0,

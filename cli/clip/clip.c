@@ -79,6 +79,8 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
                         : o->linear == ESA_LINEAR_F8_FAST ? "--linear fp8-fast"
                                                           : "--linear fp8");
     clip_catch_signals();
+    esa_status opened = o->lpips ? m->video.lpips_open(m->ctx, &m->lpips, o->lpips) : ESA_OK;
+    if (opened) return cli_fail_esa(m->ctx, opened, m->what);
     esa_model_params p = m->video.model_params_default();
     p.transformer = o->transformer;
     p.lora = lora[0];
@@ -97,9 +99,9 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
     p.progress = clip_progress;
     p.progress_user = &watch;
-    esa_status opened = o->check_file ? m->video.model_check_file(m->ctx, o->check_file, &p)
-                        : o->check    ? m->video.model_check(m->ctx, folder, &p)
-                                      : m->video.model_open(m->ctx, &m->model, folder, &p);
+    opened = o->check_file ? m->video.model_check_file(m->ctx, o->check_file, &p)
+             : o->check    ? m->video.model_check(m->ctx, folder, &p)
+                           : m->video.model_open(m->ctx, &m->model, folder, &p);
     cli_progress_end();
     if (opened && clip_interrupted()) {
         cli_fail("%s: interrupted while the model was loaded", what);
@@ -116,9 +118,11 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
 void clip_close(clip_maker *m)
 {
     if (m->model) m->video.model_free(m->model);
+    if (m->lpips) m->video.lpips_free(m->lpips);
     esa_ctx_free(m->ctx);
     cli_video_close(&m->video);
     m->model = NULL;
+    m->lpips = NULL;
     m->ctx = NULL;
 }
 
@@ -329,6 +333,7 @@ int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *referenc
 {
     memset(metrics, 0, sizeof *metrics);
     metrics->struct_size = sizeof *metrics;
-    const esa_status status = m->video.frames_compare(m->ctx, metrics, reference, frames);
+    const esa_status status = m->video.frames_measure(m->ctx, metrics, NULL, reference, frames,
+                                                      m->lpips, NULL, NULL);
     return cli_status(m->ctx, status, m->what);
 }

@@ -29,6 +29,7 @@ typedef struct clip_maker {
     esa_model *model;
     esa_model_info info;
     cli_device device;
+    esa_lpips *lpips;  /* weights of --lpips, or NULL */
     char folder[4200]; /* the model's */
     char said[1200];   /* lines of memory plans that were printed */
     int tiled;         /* clips that were decoded in tiles for lack of memory */
@@ -50,6 +51,7 @@ typedef struct clip_opening {
     int linear;             /* ESA_LINEAR_* */
     const char *keep;       /* F8: tensors that stay in bf16; NULL: none */
     const char *max_vram;   /* a size; NULL: no limit */
+    const char *lpips;      /* weights of LPIPS, for clip_compare; NULL: it is not measured */
     int random;             /* 1: random weights; model is then the name of a shape */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
 } clip_opening;
@@ -182,7 +184,7 @@ int clip_make(clip_maker *maker, esa_frames **frames, clip_record *record,
 /* Whether the mask file of a resolved request can be read and has its number of steps. clip_make
  * checks it too. */
 int clip_check_masks(const clip_maker *maker, const clip_request *request);
-/* PSNR and SSIM of frames against reference. */
+/* PSNR and SSIM of frames against reference; LPIPS if clip_open was given weights, else NaN. */
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference,
                  const esa_frames *frames);
 

@@ -205,7 +205,14 @@ int clip_resolve(clip_maker *m, clip_request *r)
         set_session(r);
         status = m->video.generate_resolve(m->model, &r->p, &r->tokens);
     }
-    return cli_status(m->ctx, status, m->what);
+    if (status) return cli_fail_esa(m->ctx, status, m->what);
+    const int32_t least = m->lpips ? m->video.lpips_least(m->lpips) : 0;
+    if (r->p.height < least || r->p.width < least)
+        return cli_fail("%s: LPIPS with %s needs videos of at least %d x %d pixels, these have "
+                        "%d x %d",
+                        m->what, m->video.lpips_net(m->lpips), least, least, r->p.width,
+                        r->p.height);
+    return CLI_OK;
 }
 
 /* ---------------------------------------------------------------- options */

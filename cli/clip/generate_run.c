@@ -105,19 +105,22 @@ static void table_row(job *j, const char *method, const char *path, const clip_r
 {
     const esa_generate_stats *s = &record->stats;
     if (!j->table) {
-        j->table = cli_table_new(9, 2);
+        j->table = cli_table_new(j->maker.lpips ? 10 : 9, 2);
         cli_row(j->table, "video|method|time|s/step|speedup|density|work|PSNR|SSIM");
+        if (j->maker.lpips) cli_cell(j->table, "LPIPS");
     }
     cli_cell(j->table, "%s", path);
     cli_row(j->table, "%s|%.1f s|%.2f", method, s->seconds, s->denoise_seconds / s->steps);
     if (!dense) {
         cli_row(j->table, "-|1|1|-|-");
+        if (j->maker.lpips) cli_cell(j->table, "-");
         return;
     }
     cli_row(j->table, "%.2fx|%.3f", dense->stats.denoise_seconds / s->denoise_seconds,
             clip_density(record));
     work_cell(j->table, &s->session);
     cli_row(j->table, "%.2f dB|%.4f", m->psnr, m->ssim);
+    if (j->maker.lpips) cli_cell(j->table, "%.4f", m->lpips);
 }
 
 static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
@@ -151,9 +154,9 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
                 "keeps at least one, which counts in short videos\n",
                 what, s->session.work_asked, s->session.work);
     if (o->compare) {
-        cli_json_fields(j->json, "speedup %g psnr %g ssim %g psnr_min %g ssim_min %g",
+        cli_json_fields(j->json, "speedup %g psnr %g ssim %g lpips %g psnr_min %g ssim_min %g",
                         dense->stats.denoise_seconds / s->denoise_seconds, metrics->psnr,
-                        metrics->ssim, metrics->psnr_min, metrics->ssim_min);
+                        metrics->ssim, metrics->lpips, metrics->psnr_min, metrics->ssim_min);
         cli_json_open(j->json, "dense", '{');
         cli_json_fields(j->json, "method %s file %s", "dense", dense_path);
         clip_record_json(j->json, dense);
@@ -324,7 +327,8 @@ static int with_model(job *j)
         printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks "
                "where attention is sparse;\n"
                "work: attention of the whole video as a share of dense, everything counted;\n"
-               "PSNR, SSIM: against the dense video.\n");
+               "PSNR, SSIM%s: against the dense video.\n",
+               j->maker.lpips ? ", LPIPS" : "");
     }
     const int saved = cli_json_save(j->json, status ? NULL : o->json);
     cli_prompts_free(&prompts);

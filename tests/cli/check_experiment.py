@@ -83,8 +83,9 @@ class Words(Base):
     def test_weights_of_lpips_are_read_first(self):
         with open(self.path("junk"), "w", encoding="utf-8") as file:
             file.write("no weights")
-        for name in ("none", "junk"):
-            self.fails("run", "--tag", "x", *SMALL, "--lpips-weights", name, says=[name])
+        for option in ("--lpips", "--lpips-weights"):
+            for name in ("none", "junk"):
+                self.fails("run", "--tag", "x", *SMALL, option, name, says=[name])
 
     def test_wrong_things(self):
         self.fails("run", "--tag", "x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])

@@ -8,6 +8,7 @@ Every failure must be one message on stderr, an exit status, and nothing left on
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -17,6 +18,7 @@ import time
 import unittest
 
 import kit
+import video_files as vf
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 STAND_IN = os.environ.get("ESA_TEST_STAND_IN")
@@ -409,6 +411,33 @@ class Videos(Base):
         self.works(*SMALL, "--method", "dense", "--out", "d2.y4m")
         self.assertEqual(self.read("d2.y4m"), self.read("d.y4m"))
 
+    def test_compare_with_lpips(self):
+        """In the table and the JSON, the value of `esa evaluate`; without weights null."""
+        self.put("w.safetensors", vf.lpips_weights())
+        args = [*SMALL, "--compare", "dense", "--budget", 0.5, "--warmup", 0, "--dense-out", "d.npy", "--out", "s.npy",
+                "--json", "r.json"]
+        self.assertNotIn("LPIPS", self.works(*args))
+        without = json.loads(self.read("r.json"))["videos"][0]
+        self.assertIsNone(without["lpips"])
+        out = self.works(*args, "--lpips", "w.safetensors")
+        video = json.loads(self.read("r.json"))["videos"][0]
+        self.assertEqual((video["psnr"], video["ssim"]), (without["psnr"], without["ssim"]))
+        self.assertRegex(out, rf"speedup.* SSIM +LPIPS\n(.*\n)+s\.npy.* {video['lpips']:.4f}\n")
+        code, _, err = kit.run(ESA, "evaluate", "--reference", "d.npy", "--generated", "s.npy", "--lpips",
+                               "w.safetensors", "--output", "m.json", cwd=self.dir, env=ENV)
+        self.assertEqual(code, 0, err)
+        self.assertAlmostEqual(video["lpips"], json.loads(self.read("m.json"))["videos"][0]["lpips"], 8)
+        self.assertGreater(video["lpips"], 0.001)
+
+    def test_weights_of_lpips_are_read_first(self):
+        self.put("w.safetensors", vf.lpips_weights())
+        self.put("junk", b"no weights")
+        args = [*SMALL, "--compare", "dense", "--out", "s.y4m", "--lpips"]
+        self.fails(*args, "none", says=["none"])
+        self.fails(*args, "junk", says=["junk"])
+        self.fails(*args, "w.safetensors", "--width", 16, says=["alex needs", "31 x 31", "16 x 32"])
+        self.fails(*SMALL, "--lpips", "w.safetensors", status=2, says=["--compare dense"])
+
     def test_reference_has_no_cache(self):
         self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 4, "--guidance", 1, "--method", "entropy",
                    "--compare", "dense", "--cache", 100, "--out", "a.y4m", "--json", "a.json")
@@ -627,24 +656,61 @@ class Bench(Base):
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x32x32x2-p0-s3.rgb", "q.csv"])
 
     def test_continues_older_files(self):
-        """Files from before work was counted lack the last column: it is empty, and the rows count."""
+        """Files from before LPIPS was measured lack the last column, those from before work was counted the last two:
+        they are empty, and the rows count."""
         args = [*self.ARGS, "--method", "entropy", "--budget", "0.5", "--steps", 1, "--csv", "q.csv"]
         self.assertIn("1 clips made, 0 were there", self.bench(*args)[1])
-        header, *rows = self.read("q.csv").decode().splitlines()
-        self.assertTrue(header.endswith(",attention_seconds,attention_work"))
-        older = "\n".join(line.rpartition(",")[0] for line in (header, *rows)) + "\n"
-        self.put("q.csv", older)
+        lines = self.read("q.csv").decode().splitlines()
+        self.assertTrue(lines[0].endswith(",attention_seconds,attention_work,lpips"))
+        self.assertTrue(all(re.search(r",[01]\.[0-9]{4},$", line) for line in lines[1:]))       # no LPIPS
+        for missing in (1, 2):
+            older = "\n".join(line.rsplit(",", missing)[0] for line in lines) + "\n"
+            self.put("q.csv", older)
+            code, out, err = self.bench(*args)
+            self.assertEqual(code, 0, err)
+            self.assertIn("0 clips made, 1 were there", out)
+            self.assertEqual(self.read("q.csv").decode(), older)             # nothing was made, so it stays as it is
+            self.put("q.csv", older + lines[-1][:-30])                       # cut off within its last line
+            self.assertIn("1 clips made, 0 were there", self.bench(*args, "--tail", "none")[1])
+            again = self.read("q.csv").decode().splitlines()
+            self.assertEqual(again[:-1], [lines[0], *(line + "," * missing for line in older.splitlines()[1:])])
+            self.assertEqual(again[-1].split(",")[6], "none")
+            self.assertRegex(again[-1], r",0\.[0-9]{4},$")
+            self.assertIn("0 clips made, 2 were there", self.bench(*args, "--tail", "none,pooled")[1])
+        for header in ("model,size\n", lines[0] + ",more\n", lines[0].replace("psnr", "PSNR") + "\n"):
+            self.put("q.csv", header)
+            code, _, err = self.bench(*args)
+            self.assertEqual((code, self.read("q.csv").decode()), (1, header))
+            self.assertIn("other columns", err)
+
+    def test_lpips(self):
+        """A column with the value of `esa generate`; rows from before stay without it, and the mean says so."""
+        self.put("w.safetensors", vf.lpips_weights())
+        args = [*self.ARGS, "--method", "entropy", "--budget", "0.5", "--csv", "q.csv", "--dense-dir", "dense"]
         code, out, err = self.bench(*args)
+        self.assertEqual((code, "LPIPS" in out.splitlines()[0]), (0, False), err)
+        old = self.read("q.csv").decode().splitlines()
+        self.assertEqual([line.split(",")[-1] for line in old], ["lpips", "", ""])
+        code, out, err = self.bench(*args, "--lpips", "w.safetensors", "--tail", "pooled,none")
         self.assertEqual(code, 0, err)
-        self.assertIn("0 clips made, 1 were there", out)
-        self.assertEqual(self.read("q.csv").decode(), older)                 # nothing was made, so it stays as it is
-        self.put("q.csv", older + rows[-1][:-30])                            # cut off within its last line
-        self.assertIn("1 clips made, 0 were there", self.bench(*args, "--tail", "none")[1])
-        again = self.read("q.csv").decode().splitlines()
-        self.assertEqual(again[:-1], [header, *(line + "," for line in older.splitlines()[1:])])
-        self.assertEqual(again[-1].split(",")[6], "none")
-        self.assertRegex(again[-1].split(",")[-1], r"^0\.[0-9]{4}$")
-        self.assertIn("0 clips made, 2 were there", self.bench(*args, "--tail", "none,pooled")[1])
+        self.assertIn("1 clips made, 1 were there", out)
+        self.assertIn("LPIPS 0.", err)
+        lines = self.read("q.csv").decode().splitlines()
+        self.assertEqual(lines[:-1], old)
+        value = lines[-1].split(",")[-1]
+        self.works(*SMALL, "--seed", 3, "--budget", 0.5, "--warmup", 0, "--tail", "none", "--compare", "dense", "--out",
+                   "s.y4m", "--lpips", "w.safetensors", "--json", "r.json")
+        self.assertEqual(value, f"{json.loads(self.read('r.json'))['videos'][0]['lpips']:.6f}")
+        self.assertGreater(float(value), 0.001)
+        table = [line.split() for line in out.splitlines()[:3]]
+        self.assertEqual([row[-1] for row in table], ["LPIPS", "-", f"{float(value):.4f}"])
+        os.unlink(self.path("q.csv"))
+        code, out, err = self.bench(*args, "--lpips", "w.safetensors")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.read("q.csv").decode().splitlines()[1].split(",")[-1], "0.000000")        # dense
+        code, out, err = self.bench(*args, "--lpips", "none")
+        self.assertEqual((code, len(err.splitlines())), (1, 1))
+        self.assertIn("none", err)
 
     def test_continues_the_table_of_the_repository(self):
         table = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "quality", "video.csv")

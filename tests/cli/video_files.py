@@ -120,3 +120,16 @@ def f32(seed, *shape):
     """A tensor of those values, as safetensors() takes it."""
     count = math.prod(shape)
     return ("F32", list(shape), struct.pack(f"<{count}f", *lcg(seed, count)))
+
+
+def lpips_weights(net="alex"):
+    """AlexNet's shapes, numbers that repeat: quick to write, good enough to see that LPIPS runs."""
+    tensors = {}
+    for i, (out, inner, k) in enumerate(((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))):
+        count = out * inner * k * k
+        scale = math.sqrt(4 / (inner * k * k))
+        part = struct.pack("<1021f", *(scale * math.sin(j * j) for j in range(1021)))
+        tensors[f"conv.{i}.weight"] = ("F32", (out, inner, k, k), (part * (count // 1021 + 1))[:4 * count])
+        tensors[f"conv.{i}.bias"] = ("F32", (out,), bytes(4 * out))
+        tensors[f"lin.{i}.weight"] = ("F32", (out,), struct.pack("<f", 0.5) * out)
+    return safetensors(tensors, {"format": "esa-lpips-1", "net": net})

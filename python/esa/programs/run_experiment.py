@@ -47,8 +47,8 @@ def parser() -> program.Parser:
     p.add_argument("--skip-calibrate", action="store_true", help="the mask file must be there already")
     p.add_argument("--masks", metavar="FILE", help="use this mask file instead of making one")
     p.add_argument("--results", default="results", metavar="DIR", help="where experiments are kept (results)")
-    p.add_argument("--lpips-weights", dest="lpips", metavar="FILE",
-                   help="for LPIPS, as python -m esa.evaluate takes them")
+    p.add_argument("--lpips", "--lpips-weights", metavar="FILE",
+                   help="weights of LPIPS, as python -m esa.evaluate takes them")
     p.add_argument("--keep-frames", action="store_true", help="keep the frames as they were before compression (work/)")
     program.add_sparse(p)
     clips.add_tail(p)
