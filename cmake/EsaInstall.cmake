@@ -79,6 +79,7 @@ if(ESA_VIDEO_FOUND)
   install(DIRECTORY models/wan-tiny DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/models)
   # `esa evaluate` names it in a message.
   install(PROGRAMS tools/convert_lpips.py DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/tools)
+  install(FILES tools/numpy_pickle.py DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/tools)
 endif()
 
 # The pkg-config file finds its prefix relative to itself, so the installed tree can be moved or staged.

