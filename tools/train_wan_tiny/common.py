@@ -194,16 +194,21 @@ def psnr(a, b):
     return 10 * torch.log10(4 / error)
 
 
-def contact_sheet(path, rows, titles, frames=(0, 6, 13, 19, 26, 32)):
-    """Frames of each clip side by side under its title; `rows` are clips (3, frames, height, width) in [-1, 1]."""
+def contact_sheet(path, rows, titles, frames=(0, 6, 13, 19, 26, 32), largest=192):
+    """Frames of each clip side by side under its title; `rows` are clips (3, frames, height, width) in [-1, 1].
+    Pictures larger than `largest` are drawn smaller."""
     height, width = rows[0].shape[-2:]
+    shrink = -(-max(height, width) // largest)
+    height, width = height // shrink, width // shrink
     bar = 14
     sheet = Image.new("RGB", (width * len(frames), (height + bar) * len(rows)), (255, 255, 255))
     pen = ImageDraw.Draw(sheet)
     for i, (clip, title) in enumerate(zip(rows, titles)):
         pen.text((3, i * (height + bar) + 1), title, fill=(0, 0, 0))
         for j, frame in enumerate(frames):
-            picture = ((clip[:, min(frame, clip.shape[1] - 1)].float().clamp(-1, 1) + 1) * 127.5).round().byte()
+            picture = clip[:, min(frame, clip.shape[1] - 1)].float().clamp(-1, 1)
+            picture = torch.nn.functional.avg_pool2d(picture[None], shrink)[0] if shrink > 1 else picture
+            picture = ((picture + 1) * 127.5).round().byte()
             sheet.paste(Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()), (j * width, i * (height + bar) + bar))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)

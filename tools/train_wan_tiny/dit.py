@@ -14,6 +14,7 @@ Prompts are treated exactly as WanPipeline does: rows past the prompt are zero, 
 512 rows without a mask, and "no prompt" is the empty string.
 """
 import argparse
+import itertools
 import time
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
 from transformers import UMT5EncoderModel
 
 import tokenizer as tokenizer_step
+from adopt import adopt
 from clips import make_clip, render, swap_colours
 from common import (EVAL_PROMPTS, HELD_OUT_SEED, Average, Log, contact_sheet, decode, encode, find_part,
                     learning_rate, load_transformer, load_vae, need_part, same_shape, save_half)
 from models import MODELS
 from optim import MuonAdam, split_parameters
+from real import RealClips
 from text import tokenize
 
 TEXT_ROWS = 512      # WanPipeline's default max_sequence_length
@@ -39,11 +42,14 @@ def parse_arguments():
     p.add_argument("--init", required=True, nargs="+", help="folders with vae/, tokenizer/ and text_encoder/, oldest "
                    "first; a transformer/ in them is continued, else a new one begun")
     p.add_argument("--new", action="store_true", help="begin a new transformer even where --init has one")
+    p.add_argument("--adopt", help="begin from the transformer of this folder, whose heads are half as wide")
     p.add_argument("--out", required=True, help="stage folder to write")
     p.add_argument("--minutes", type=float, default=4, help="for everything, preparation included")
     p.add_argument("--steps", type=int, default=10**9)
     p.add_argument("--seed", type=int, default=11, help="clips and noise of this stage: give each stage its own")
     p.add_argument("--clips", type=int, default=8000)
+    p.add_argument("--real", help="file of real clips that real.py wrote (default: drawn clips only)")
+    p.add_argument("--real-clips", type=int, default=400, help="windows to cut from them, beside --clips drawn ones")
     p.add_argument("--held-out", type=int, default=64, help="clips to judge by")
     p.add_argument("--size", type=int, default=128)
     p.add_argument("--frames", type=int, default=33)
@@ -57,11 +63,13 @@ def parse_arguments():
     p.add_argument("--shift", type=float, default=SHIFT, help="of the noise levels trained: more is noisier")
     p.add_argument("--end-shift", type=float, help="the shift moves there evenly over the time (default: it stays)")
     p.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
+    p.add_argument("--log-every", type=int, help="steps between log lines (default: 100, without a GPU 5)")
     p.add_argument("--sheet-steps", type=int, default=8)
     p.add_argument("--sheet-shifts", type=float, nargs="+", help="draw a sheet with each of these (default: the "
                    "last one trained)")
     p.add_argument("--guidance", type=float, nargs="+", default=[2.5], help="and with each of these")
     p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
+    p.add_argument("--real-prompts", type=int, default=6, help="and how many captions of real clips")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--profile", action="store_true", help="write where the time of a step goes to profile.txt")
     args = p.parse_args()
@@ -121,6 +129,9 @@ def load_models(args, device):
     config = MODELS[args.model].transformer
     text = UMT5EncoderModel.from_pretrained(need_part(args.init, "text_encoder"), dtype=torch.float32).to(device)
     folder = None if args.new else find_part(args.init, "transformer")
+    if args.adopt:
+        net = adopt(WanTransformer3DModel(**config), load_transformer(args.adopt, "cpu"))
+        return net.to(device), text, "adopted"
     if folder is None:
         return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
     net = load_transformer(folder, device)
@@ -145,18 +156,29 @@ def encode_text(text_encoder, ids):
     return pad_states(token_states(text_encoder, ids))
 
 
+def encoding_batch(size):
+    """Clips that the autoencoder takes at once: as many pixels as 32 clips of 128 x 128 have."""
+    return max(1, 32 * 128**2 // size**2)
+
+
+def drawn_clips(world, seed, count, size, frames, device):
+    """Clips 0..count-1 of a seed with their captions, in batches."""
+    batch = encoding_batch(size)
+    for i in range(0, count, batch):
+        clips = [make_clip(seed, j, world) for j in range(i, min(i + batch, count))]
+        yield render([c.row for c in clips], frames, size, device=device, world=world), [c.caption for c in clips]
+
+
 @torch.no_grad()
-def make_latents(vae, world, seed, count, size, frames, device):
-    """Normalised latents of clips 0..count-1 and their captions."""
+def make_latents(vae, batches, device):
+    """Normalised latents of clips and their captions, both given in batches."""
     mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
     captions, parts = [], []
-    for i in range(0, count, 32):
-        clips = [make_clip(seed, j, world) for j in range(i, min(i + 32, count))]
-        captions += [c.caption for c in clips]
-        video = render([c.row for c in clips], frames, size, device=device, world=world)
+    for video, texts in batches:
+        captions += texts
         with torch.autocast(device.type, torch.bfloat16):
-            latents = encode(vae, video.contiguous(memory_format=torch.channels_last_3d))[0]
+            latents = encode(vae, video.to(device).contiguous(memory_format=torch.channels_last_3d))[0]
         parts.append(((latents.float() - mean) / std).to(torch.bfloat16).contiguous())
     return torch.cat(parts), captions
 
@@ -235,8 +257,16 @@ class Trainer:
         self.vae = load_vae(need_part(args.init, "vae"), device).requires_grad_(False).eval()
         start = time.time()
         shape = (args.size, args.frames, device)
-        self.latents, captions = make_latents(self.vae, self.model.world, args.seed, args.clips, *shape)
-        self.held_out, held_captions = make_latents(self.vae, self.model.world, HELD_OUT_SEED, args.held_out, *shape)
+        drawn = drawn_clips(self.model.world, args.seed, args.clips, *shape)
+        self.latents, captions = make_latents(
+            self.vae, itertools.chain(drawn, self.real_clips(args.real_clips, False)), device)
+        self.held_out, held_captions = make_latents(
+            self.vae, drawn_clips(self.model.world, HELD_OUT_SEED, args.held_out, *shape), device)
+        self.held_real = None
+        if args.real:
+            self.held_real, real_captions = make_latents(self.vae, self.real_clips(16, True), device)
+            self.held_real_ids = tokenize(self.tokenizer, real_captions, device)
+        self.prompts = EVAL_PROMPTS[:args.prompts] + self.some_captions(captions[args.clips:], args.real_prompts)
         self.ids = tokenize(self.tokenizer, captions, device)
         self.held_ids = tokenize(self.tokenizer, held_captions, device)
         self.swapped_ids = tokenize(self.tokenizer, [swap_colours(c) for c in held_captions], device)
@@ -259,6 +289,20 @@ class Trainer:
                                 self.net.config.attention_head_dim), log)
         if not args.no_compile:
             self.compile(log)
+
+    def real_clips(self, count, held_out):
+        """Windows of the real clips, in batches: those to train on, or those held out."""
+        a = self.args
+        if not a.real:
+            return ()
+        seed = HELD_OUT_SEED if held_out else a.seed
+        return RealClips(a.real, a.size, held_out).batches(seed, count, a.frames, encoding_batch(a.size))
+
+    @staticmethod
+    def some_captions(captions, count):
+        """So many different captions, from all over the list."""
+        different = sorted(set(captions))
+        return different[::max(1, len(different) // count)][:count] if count else []
 
     @torch.no_grad()
     def freeze_text(self):
@@ -300,15 +344,16 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def held_out_loss(self, ids, shift=SHIFT):
+    def held_out_loss(self, ids, shift=SHIFT, clips=None):
         """Of the averaged weights, always with the same noise and noise levels. `ids` may be other captions than
         the clips' own: what the loss gains by the right ones is what the model has understood of them."""
         generator, losses = torch.Generator().manual_seed(5), []
-        for i in range(0, len(self.held_out), 16):
-            latents = self.held_out[i:i + 16].float()
+        clips, batch = self.held_out if clips is None else clips, min(16, self.args.batch)
+        for i in range(0, len(clips), batch):
+            latents = clips[i:i + batch].float()
             noise = torch.randn(latents.shape, generator=generator).to(self.device)
             sigma = shifted((torch.arange(len(latents), device=self.device) + 0.5) / len(latents), shift)
-            text = encode_text(self.text_average.copy, ids[i:i + 16])
+            text = encode_text(self.text_average.copy, ids[i:i + batch])
             losses.append(flow_loss(self.average.copy, latents, text, noise, sigma))
         return torch.cat(losses).mean().item()
 
@@ -325,14 +370,17 @@ class Trainer:
 
     @torch.no_grad()
     def draw(self, path, shift, guidance):
-        a, prompts = self.args, EVAL_PROMPTS[:self.args.prompts]
-        latents = generate(self.average.copy, self.text_average.copy, self.tokenizer, prompts,
-                           self.latents.shape[1:], a.sheet_steps, shift, guidance, 100, self.device)
+        a, parts = self.args, []
+        for i in range(0, len(self.prompts), a.batch):
+            parts.append(generate(self.average.copy, self.text_average.copy, self.tokenizer,
+                                  self.prompts[i:i + a.batch], self.latents.shape[1:], a.sheet_steps, shift, guidance,
+                                  100 + i, self.device))
+        latents = torch.cat(parts)
         mean = torch.tensor(self.vae.config.latents_mean, device=self.device).view(1, -1, 1, 1, 1)
         std = torch.tensor(self.vae.config.latents_std, device=self.device).view(1, -1, 1, 1, 1)
         with torch.autocast(self.device.type, torch.bfloat16):
             video = [decode(self.vae, z)[0] for z in (latents * std + mean).split(1)]
-        contact_sheet(path, video, prompts)
+        contact_sheet(path, video, self.prompts)
 
 
 def profile(trainer, path, steps=5):
@@ -357,7 +405,7 @@ def main():
         profile(trainer, Path(args.out) / "profile.txt")
     start = saved = time.time()
     budget = max(1.0, args.minutes * 60 - (start - begin))
-    every = 100 if device.type == "cuda" else 5
+    every = args.log_every or (100 if device.type == "cuda" else 5)
     step, total = 0, torch.zeros((), device=device)
     while step < args.steps and time.time() - start < budget:
         fraction = (time.time() - start) / budget
@@ -372,6 +420,9 @@ def main():
                 trainer.save(log)
                 saved = time.time()
     trainer.save(log)
+    if trainer.held_real is not None:
+        log(event="real clips", held_out_at_shift=[args.end_shift, round(trainer.held_out_loss(
+            trainer.held_real_ids, args.end_shift, trainer.held_real), 5)])
     log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss(trainer.held_ids),
         held_out_at_shift=[args.end_shift, round(trainer.best, 5)],
         colours_swapped=trainer.held_out_loss(trainer.swapped_ids),

@@ -29,5 +29,7 @@ class Model:
 MODELS = {
     "wan-tiny": Model(_transformer(layers=8, heads=4, head_dim=64, ffn=512), WORLD_A, True, tuple(PARTS)),
     # A width of 384 leaves room for four layers in a file below 16 MB.
+    # The shape that people run: heads of 128, and 17 x 44 x 44 = 32,912 tokens in a clip of 352 pixels.
+    "judge": Model(_transformer(layers=8, heads=2, head_dim=128, ffn=512), WORLD_B, False, ("transformer",)),
     "wan-tiny-b": Model(_transformer(layers=4, heads=3, head_dim=128, ffn=512), WORLD_B, False, ("transformer",)),
 }
