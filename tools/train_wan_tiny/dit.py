@@ -1,4 +1,4 @@
-"""Train the text-to-video transformer of wan-tiny or wan-tiny-b by flow matching.
+"""Train the text-to-video transformer of wan-tiny, wan-tiny-b or the judge by flow matching.
 
     python dit.py --init stage --out stage --size 64 --minutes 1.5
     python dit.py --init stage --out stage --minutes 4
@@ -8,7 +8,7 @@ The clips of a stage are rendered and encoded once, then kept on the device. A f
 words, colours and motions about eight times as fast per clip; the later ones learn the full size.
 
 wan-tiny's small UMT5 encoder (see text.py) is trained along, not frozen: its cost is lost beside the transformer's,
-and its states then say what the transformer needs. wan-tiny-b reads the finished states of that encoder.
+and its states then say what the transformer needs. The others read the finished states of that encoder.
 
 Prompts are treated exactly as WanPipeline does: rows past the prompt are zero, the transformer attends all
 512 rows without a mask, and "no prompt" is the empty string.

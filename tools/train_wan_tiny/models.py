@@ -1,8 +1,9 @@
-"""What differs between the two models that this folder trains.
+"""What differs between the models that this folder trains.
 
-`wan-tiny` is the model of the release. `wan-tiny-b` only judges: methods are tuned on wan-tiny and then measured
-on wan-tiny-b, which has other heads, another depth and width and other clips. It shares wan-tiny's autoencoder,
-tokenizer and text encoder, so only its transformer is trained.
+`wan-tiny` is the model of the release. `wan-tiny-b` and `judge` only judge: methods are tuned on wan-tiny and then
+measured on them. wan-tiny-b has other heads, another depth and width and other clips; judge has the shape that people
+run, and real clips beside the drawn ones. Both share wan-tiny's autoencoder, tokenizer and text encoder, so only their
+transformers are trained.
 """
 from dataclasses import dataclass
 
