@@ -65,13 +65,13 @@ class Calib:
             self.saved["sensitivity"] = (fit - fit.mean()).tolist()
         return self.saved["sensitivity"]
 
-    def errors(self, spec, n=4):
+    def errors(self, spec, n=4, schedule=None):
         """{"step,layer": [error of the residual stream at each density of GRID]} of this way to choose."""
         probe = replace(spec, plan="flat", shape="", warm=0, l0=0)
         key = f"curve of {n}: {probe.label()}"
         if key not in self.saved:
             clips, w = self.make(n), self.head_weights()
-            self.sim.hub.begin("curve", probe, grid_d=GRID, weights=w)
+            self.sim.hub.begin("curve", probe, grid_d=GRID, weights=w, schedule=schedule)
             self.sim.denoise(clips, 0)
             self.saved[key] = {f"{s},{layer}": (x * w[s, layer]).sum(1).tolist()
                                for (s, layer), x in self.sim.hub.found.items()}
@@ -90,9 +90,9 @@ class Calib:
                 self.saved[f"drift of {n}: {name}"] = [relative(x) for x in found]
         return self.saved[key]
 
-    def curves(self, spec):
+    def curves(self, spec, schedule=None):
         """{cell: function of density}: expected squared error, weighted by sensitivity for plan=cell."""
-        errors = self.errors(spec)
+        errors = self.errors(spec, schedule=schedule)
         logs = self.sensitivity() if spec.plan == "cell" else None
         out = {}
         for name, values in errors.items():

@@ -147,7 +147,7 @@ class Study:
         if drift:
             anchors = by_drift(self.calib.drifts(drift[1]), int(drift[2]))
         schedule = Schedule(spec, anchors)
-        curves = self.calib.curves(spec) if spec.plan in ("cell", "even") else None
+        curves = self.calib.curves(spec, schedule) if spec.plan in ("cell", "even") else None
         density, expected = plans.solve(spec, sim.shape, curves, schedule=schedule)
         more = {"density": density, "schedule": schedule}
         if spec.wt != "none":
