@@ -23,7 +23,7 @@ from typing import Any
 
 from .core.config import EsaConfig
 from .core.context import get_num_threads, set_num_threads
-from .core.functional import attention, select
+from .core.functional import Carry, attention, select
 from .core.layout import Layout
 from .core.library import EsaError, EsaFileError, EsaMemoryError, EsaValueError, load
 from .core.mask import Mask, MaskFile, build_mask_file
@@ -39,9 +39,9 @@ _LATER = {"apply": "diffusers.apply_model", "register_backend": "diffusers.backe
           "register_family": "diffusers.families", "supported": "diffusers.families"}
 
 __all__ = [
-    "EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session",
-    "Stats", "WorkPlan", "__version__", "attention", "build_mask_file", "get_num_threads", "select", "set_num_threads",
-    "sparse_attention", *_LATER
+    "Carry", "EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile",
+    "Session", "Stats", "WorkPlan", "__version__", "attention", "build_mask_file", "get_num_threads", "select",
+    "set_num_threads", "sparse_attention", *_LATER
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 from esa import EsaConfig, Layout, Session, select
 from esa.core.config import protects_first_frame
 from esa.core.layout import order
+from esa.core.structs import size
 
 
 def test_presets_are_mindie_sds():
@@ -18,11 +19,11 @@ def test_presets_are_mindie_sds():
 
 def test_defaults():
     c = EsaConfig()
-    assert (c.selector, c.work_asked, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
-            c.strict) == ("error", 0.44, "levels", 0.0, False, "early", True)
+    assert (c.selector, c.spends_work, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every, c.carry,
+            c.strict) == ("error", True, "levels", 0.0, False, "early", "auto", True)
     c = EsaConfig(selector="entropy")
-    assert (c.work_asked, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
-            c.strict) == (0, 0.5, "pooled", 0.2, True, 1, True)
+    assert (c.work_for(50), c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every, c.carry,
+            c.strict) == (0, 0.5, "pooled", 0.2, True, 1, "off", True)
     for words in ({"budget": 0.3}, {"sparsity": 0.8}, {"masks": "m"}, {"masks": "m", "work": 0.44}, {"mode": "compat"},
                   {"kernel": "fa4", "tail": "none"}):
         assert EsaConfig(**words).selector == "entropy"
@@ -82,7 +83,15 @@ def test_defaults():
     ({"dense_first_layer": "False"}, "dense_first_layer must be True or False, not 'False'"),
     ({"strict": None}, "strict must be True or False"),
     ({"protect_first_frame": 2}, "protect_first_frame must be True or False"),
-    ({"masks": 5}, "masks must be the path of a mask file, not 5")])
+    ({"masks": 5}, "masks must be the path of a mask file, not 5"),
+    *(({"carry": bad}, "carry must be 'auto', 'off', a number of anchors, or their steps, ascending, not ")
+      for bad in ("yes", "", "-1", "1.5", "3,", 0, -1, 1.5, True, [], [1, 1], [2, 1], [-1], [0.5], ["0"], "5,1", b"6")),
+    ({"carry": 6, "selector": "dense"}, "selector 'dense' leaves nothing out: say carry='off'"),
+    ({"carry": 6, "refresh_every": 2}, "refresh_every (2) has no meaning: leave it out, or say carry='off'"),
+    ({"carry": "auto", "order_every": 0}, "order_every (0) has no meaning"),
+    ({"carry_format": "int8"}, "carry_format must be one of 'e4m3', 'bf16', not 'int8'"),
+    *(({"carry_memory": bad}, "carry_memory must be a number of bytes, or a size such as '16G' or '800M', not ")
+      for bad in (-1, "16 GB", "G", 1.5, True, "1e3"))])
 def test_refused(words, message):
     with pytest.raises(ValueError) as caught:
         EsaConfig(**words)
@@ -140,8 +149,8 @@ def test_selector_decides():
     assert (plain.warmup_frac, plain.dense_first_layer, plain.tail, plain.refresh_every) == (0.2, True, "pooled", 1)
     assert (error.warmup_frac, error.dense_first_layer, error.tail) == (0.0, False, "levels")
     assert error.refresh_every == error.order_every == "early" and error.share_branches
-    assert (plain.exact_rows, error.exact_rows) == (0, 2)
-    assert EsaConfig(selector="entropy", refresh_every="early").replace(selector="error") == error
+    assert plain.exact_rows is error.exact_rows is None         # the session knows
+    assert EsaConfig(selector="entropy", refresh_every="early").replace(selector="error") == error.replace(carry="off")
     assert repr(EsaConfig(budget=0.5, refresh_every="early")) == "EsaConfig(budget=0.5, refresh_every='early')"
     assert plain.replace(selector="error") == error
     assert error.replace(selector="entropy") == plain
@@ -149,6 +158,40 @@ def test_selector_decides():
     assert repr(error) == "EsaConfig()" and repr(plain) == "EsaConfig(selector='entropy')"
     for words in ({}, {"budget": 0.3}, {"masks": "m"}, {"selector": "error", "budget": 0.3}, {"mode": "compat"}):
         assert eval(repr(EsaConfig(**words))) == EsaConfig(**words)
+
+
+def test_carry():
+    """What the settings say, and what follows them."""
+    assert EsaConfig(carry="6") == EsaConfig(carry=6) == EsaConfig(carry=numpy.int64(6)) != EsaConfig(carry=[6])
+    assert EsaConfig(carry="0, 6,12") == EsaConfig(carry=[0, 6, 12]) == EsaConfig(carry=numpy.array([0, 6, 12]))
+    assert repr(EsaConfig(carry=(0, 6))) == "EsaConfig(carry=(0, 6))" and hash(EsaConfig(carry=[0, 6]))
+    # a schedule of one's own turns carry off, unless both are asked for, which is an error
+    for words in ({"refresh_every": 2}, {"order_every": 0}, {"refresh_every": "early"}):
+        assert EsaConfig(**words).carry == EsaConfig().replace(**words).carry == "off"
+        assert eval(repr(EsaConfig(**words))) == EsaConfig(**words)
+    with pytest.raises(ValueError, match="refresh_every .2. has no meaning"):
+        EsaConfig(carry=6).replace(refresh_every=2)
+    with pytest.raises(ValueError, match="refresh_every .2. has no meaning"):
+        EsaConfig(refresh_every=2).replace(carry="auto")
+    assert EsaConfig(carry=6).replace(refresh_every=2, carry="off").refresh_every == 2
+    # selectors: only error carries by itself, masks of a file never do
+    assert EsaConfig(carry=6).replace(selector="entropy").carry == EsaConfig(masks="m", carry=6).carry == 6
+    for words in ({"selector": "entropy"}, {"selector": "rf_v2"}, {"budget": 0.3}, {"masks": "m"}, {"mode": "compat"},
+                  {"masks": "m", "work": 0.3}, {"masks": "m", "selector": "error"}, {"selector": "dense"}):
+        assert EsaConfig(**words).carry == "off", words
+    assert EsaConfig().replace(masks="m").carry == "off" and EsaConfig.video().replace(selector="error").carry == "auto"
+    assert EsaConfig(carry_memory=0).carry_memory == 0
+    assert [size(x, "x") for x in (7, "7", "1.5K", "800M", "16G")] == [7, 7, 1536, 800 << 20, 16 << 30]
+
+
+def test_anchors():
+    """The library places them."""
+    for steps in (1, 3):
+        assert EsaConfig().anchors(steps) == ()
+    six = EsaConfig(carry=6).anchors(50)
+    assert len(six) == 6 and six[0] == 0 and list(six) == sorted(set(six)) and six[-1] < 50
+    assert EsaConfig().anchors(50) and EsaConfig(carry=[3, 9]).anchors(50) == (3, 9)
+    assert EsaConfig(carry="off").anchors(50) == EsaConfig(selector="entropy").anchors(50) == ()
 
 
 def test_the_library_knows_which_frame_is_protected():
@@ -175,9 +218,17 @@ def test_groups():
 def test_work():
     """One amount replaces another; presets are the library's."""
     assert EsaConfig(work=0.44).selector == "error" and EsaConfig(work=0.44, selector="entropy").selector == "entropy"
-    assert [EsaConfig(preset=name).work_asked for name in ("faithful", "balanced", "fast")] == [0.57, 0.44, 0.3]
+    presets = [EsaConfig(preset=name) for name in ("faithful", "balanced", "fast")]
+    for off in ({"carry": "off"}, {"refresh_every": "early"}, {"selector": "entropy"}):
+        assert [c.replace(**off).work_for(steps=50) for c in presets] == [0.57, 0.44, 0.3]
+    works = [[c.work_for(steps=steps) for c in presets] for steps in (1, 8, 50)]
+    assert works[0] == [0.57, 0.44, 0.3]                        # too short to carry
+    assert all(few > many for few, many in zip(works[1], works[2]))
+    assert [EsaConfig(preset=c.preset, carry=6).work_for(steps=50) for c in presets] == works[2]
+    assert EsaConfig(work=0.37).work_for(steps=1) == EsaConfig(work=0.37).work_for(steps=50) == 0.37
     assert EsaConfig(work=0.44).replace(preset="fast") == EsaConfig(preset="fast")
     assert EsaConfig(budget=0.3).replace(work=0.5).budget is None
-    assert EsaConfig(work=0.5).spends_work and EsaConfig().spends_work and EsaConfig().work_asked == 0.44
+    assert EsaConfig(work=0.5).spends_work and EsaConfig().spends_work
+    assert EsaConfig().work_for(steps=50) == EsaConfig(preset="balanced").work_for(steps=50)
     assert not EsaConfig(budget=0.5).spends_work and not EsaConfig(selector="entropy").spends_work
     assert repr(EsaConfig(work=0.5)) == "EsaConfig(work=0.5)"

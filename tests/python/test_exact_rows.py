@@ -64,7 +64,7 @@ def test_session(qkv):
         session.begin()
         session.step(0)
         out = session.attention(0, q, k, v)
-        want = esa.attention(q, k, v, esa.select(q, k, c), tail=c.tail, exact_rows=c.exact_rows)
+        want = esa.attention(q, k, v, esa.select(q, k, c), tail=c.tail, exact_rows=c.exact_rows or 0)
         np.testing.assert_array_equal(out, want)
         work.append(session.stats().work)
     assert work[0] - work[1] == pytest.approx(5 * 4 / TOKENS)       # five blocks

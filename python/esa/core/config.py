@@ -2,6 +2,7 @@
 """EsaConfig: a user's settings of sparse attention in a model, checked when the object is made."""
 from __future__ import annotations
 
+import ctypes as C
 import dataclasses
 import math
 import numbers
@@ -33,17 +34,18 @@ def protects_first_frame(mode: str, selector: str, given: bool = False) -> bool:
 
 _DEFAULT = recommended("online", "entropy")
 # Fields whose default the selector decides.
-_BY_SELECTOR = ("tail", "exact_rows", "warmup_frac", "dense_first_layer", "refresh_every", "order_every",
-                "share_branches")
+_BY_SELECTOR = ("tail", "warmup_frac", "dense_first_layer", "refresh_every", "order_every", "share_branches", "carry")
+# Fields that make the default of carry "off": they say when masks and orders are made, which carry decides otherwise.
+_SCHEDULES = ("refresh_every", "order_every")
 
 
 def _defaults(selector: str, masks: Any = None) -> dict[str, Any]:
     p = recommended("online", selector)
-    attention = (p if masks is None else recommended("cached", selector)).attention
-    return {"tail": T.word(T.TAILS, attention.tail), "exact_rows": attention.exact_rows,
-            "warmup_frac": p.warmup_frac, "dense_first_layer": bool(p.dense_first_layer),
+    best = p if masks is None else recommended("cached", selector)
+    return {"tail": T.word(T.TAILS, best.attention.tail), "warmup_frac": p.warmup_frac,
+            "dense_first_layer": bool(p.dense_first_layer),
             "refresh_every": T.schedule_word(p.refresh_every), "order_every": T.schedule_word(p.order_every),
-            "share_branches": bool(p.share_branches)}
+            "share_branches": bool(p.share_branches), "carry": T.carry_word(best.carry)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +88,10 @@ class EsaConfig:
         What stands in for skipped blocks: "none", "pooled" (the default), "centroid", or "levels" (the default of
         selector "error" and of mask files).
     exact_rows
-        Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0;
-        error without masks: 2). R of them in a block of Bq queries cost R / Bq of a dense call. Not for causal
-        attention. Masks from recordings of errors bring their own number, because their works include it: 0 takes that
-        number, and any other one is an error.
+        Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others. None:
+        2 for selector "error" without carry, else 0. R of them in a block of Bq queries cost R / Bq of a dense call.
+        Not for causal attention. Masks from recordings of errors bring their own number, because their works include
+        it: None or 0 takes that number, and any other one is an error.
     precision, steps16_first, steps16_last, layers16
         Bits of the two products of attention: 16, or 8 (docs/precision.md). Calls without an 8-bit kernel run in 16
         bits; statistics count those in 8. With 8, so many steps at the start and at the end and the listed layers stay
@@ -102,7 +104,17 @@ class EsaConfig:
         0: only at the first; "early": at the first and at 1/8, 1/4 and 1/2 of the layer's sparse steps, because
         attention changes most early in a run (1; error: "early").
     share_branches
-        All guidance branches use the masks and orders of the first one that runs (no; error: yes).
+        All guidance branches use the masks, orders and carried differences of the first one that runs (no; error: yes).
+    carry
+        At a few steps, the anchors, a layer runs dense and sparse and keeps the difference; up to the next anchor that
+        is added to its sparse output (docs/choosing.md). "auto" (the default of selector "error"): as many anchors as
+        suit the number of steps, none if it is small or unknown. "off" (the default of the others, with masks, and
+        where refresh_every or order_every is given, because with carry masks and orders are made at the anchors). A
+        number: so many anchors, placed by the library. A list: their steps, ascending.
+    carry_format, carry_memory
+        The kept difference in "e4m3", with a scale for each token and head, or in "bf16"; and how much memory of the
+        GPU it may take, in bytes or as "16G" (None: what is free, but for a tenth of the GPU's memory). What does not
+        fit is kept in main memory and copied beside the work. On a CPU all of it is main memory.
     masks
         A mask file (made by calibration): cached mode, no selection at run time.
     step_map
@@ -124,7 +136,7 @@ class EsaConfig:
     EsaConfig(selector='rf_v2', sparsity=0.8)
     >>> EsaConfig(work=0.44).selector
     'error'
-    >>> EsaConfig(preset="faithful").work_asked
+    >>> EsaConfig(preset="faithful", carry="off").work_for(steps=50)
     0.57
     >>> EsaConfig(budget=1.5)
     Traceback (most recent call last):
@@ -149,7 +161,7 @@ class EsaConfig:
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
     tail: str = None  # type: ignore[assignment]  # this and the others of _BY_SELECTOR: __post_init__ sets them
-    exact_rows: int = None  # type: ignore[assignment]
+    exact_rows: int | None = None
     precision: int = 16
     steps16_first: int = 0
     steps16_last: int = 0
@@ -161,6 +173,9 @@ class EsaConfig:
     refresh_every: int | str = None  # type: ignore[assignment]
     order_every: int | str = None  # type: ignore[assignment]
     share_branches: bool = None  # type: ignore[assignment]
+    carry: str | int | tuple[int, ...] = None  # type: ignore[assignment]
+    carry_format: str = "e4m3"
+    carry_memory: int | str | None = None
     masks: str | os.PathLike[str] | None = None
     step_map: str = "exact"
     step_cache: float = 0.0
@@ -175,11 +190,14 @@ class EsaConfig:
         amounts = [name for name in ("work", "quality", "preset") if getattr(self, name) is not None]
         if self.selector is None:
             put(self, "selector", self._usual_selector)
+        if self.carry is None and any(getattr(self, name) is not None for name in _SCHEDULES):
+            put(self, "carry", "off")
         for name, value in _defaults(str(self.selector), self.masks).items():
             if getattr(self, name) is None:
                 put(self, name, value)
         for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)),
-                              ("kernel", KERNELS), ("step_map", tuple(T.STEP_MAPS))):
+                              ("kernel", KERNELS), ("step_map", tuple(T.STEP_MAPS)),
+                              ("carry_format", tuple(T.CARRY_FORMATS))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {getattr(self, name)!r}")
         if self.order is not None and self.order not in tuple(T.ORDERS):
@@ -233,8 +251,10 @@ class EsaConfig:
         for name, least in (("samples", 1), ("min_tokens", 0)):
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
-        put(self, "exact_rows", T.exact_rows(self.exact_rows))
+        if self.exact_rows is not None:
+            put(self, "exact_rows", T.exact_rows(self.exact_rows))
         self._check_precision()
+        self._check_carry()
         value = self.step_cache
         if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf):
             raise ValueError(f"step_cache must be a finite number of at least 0 (0: off), not {value!r}")
@@ -249,6 +269,21 @@ class EsaConfig:
         given = [name for name in ("steps16_first", "steps16_last", "layers16") if getattr(self, name)]
         if given and self.precision != 8:
             raise ValueError(f"{given[0]} says what stays in 16 bits: it needs precision=8")
+
+    def _check_carry(self) -> None:
+        object.__setattr__(self, "carry", T.carry(self.carry))
+        if self.carry_memory is not None:
+            T.size(self.carry_memory, "carry_memory")
+        if self.carry == "off":
+            return
+        if self.selector in ("dense", "full"):
+            raise ValueError(f"carry keeps what sparse attention leaves out, selector {self.selector!r} leaves nothing "
+                             "out: say carry='off'")
+        usual = _defaults(self.selector, self.masks)
+        for name in _SCHEDULES:
+            if getattr(self, name) != usual[name]:
+                raise ValueError(f"with carry, masks and orders are made at its anchors, so {name} "
+                                 f"({getattr(self, name)!r}) has no meaning: leave it out, or say carry='off'")
 
     def _check_work(self, amounts: list[str]) -> None:
         given = amounts + [name for name in ("budget", "sparsity") if getattr(self, name) is not None]
@@ -273,14 +308,31 @@ class EsaConfig:
             raise ValueError("quality and plan are for blocks chosen at run time: the masks of a file are built for "
                              "works (work=...), with the plan given to esa.build_mask_file")
 
-    @property
-    def work_asked(self) -> float:
-        """The requested work, given as work or as preset, or meant by neither; 0 for a quality, which needs its plan,
-        and for a budget."""
+    def work_for(self, steps: int) -> float:
+        """The work that is asked for in a run of so many steps, given as work or as preset, or meant by neither; 0 for
+        a quality, which needs its plan, and for a budget."""
         preset = "balanced" if self._unsaid else self.preset
         if preset is not None:
-            return float(load().c.esa_preset_work(T.PRESETS[preset]))
+            return float(load().c.esa_preset_work_for(T.PRESETS[preset], steps, self.carry_number))
         return 0.0 if self.work is None else float(self.work)
+
+    @property
+    def carry_number(self) -> int:
+        """carry as esa_session_params has it: a number of anchors, or the library's for "auto" and "off"."""
+        if isinstance(self.carry, tuple):
+            return len(self.carry)
+        return {"off": T.CARRY_OFF, "auto": T.CARRY_AUTO}.get(self.carry, self.carry)   # type: ignore[arg-type,return-value]
+
+    def anchors(self, steps: int) -> tuple[int, ...]:
+        """The steps of the anchors in a run of so many steps; none without carry.
+
+        >>> EsaConfig(carry=[0, 6, 12]).anchors(steps=50), EsaConfig(carry="off").anchors(steps=50)
+        ((0, 6, 12), ())
+        """
+        if isinstance(self.carry, tuple):
+            return self.carry
+        found = (C.c_int32 * steps)()
+        return tuple(found[:load().c.esa_carry_anchors(found, self.carry_number, steps)])
 
     @property
     def _usual_selector(self) -> str:
@@ -339,7 +391,7 @@ class EsaConfig:
 
     def replace(self, **changes: Any) -> EsaConfig:
         """A changed copy. A new budget, sparsity, work, quality or preset replaces the old one. Settings that the
-        selector decides follow a new selector, unless they were chosen.
+        selector decides follow a new selector, unless they were chosen, and carry follows a new schedule.
 
         >>> EsaConfig.video().replace(budget=0.3).density
         0.3
@@ -348,10 +400,13 @@ class EsaConfig:
         if any(changes.get(name) is not None for name in amounts):
             for name in amounts:
                 changes.setdefault(name, None)
+        usual = _defaults(self.selector, self.masks)
         if changes.get("selector", self.selector) != self.selector or "masks" in changes:
-            for name, value in _defaults(self.selector, self.masks).items():
+            for name, value in usual.items():
                 if getattr(self, name) == value:
                     changes.setdefault(name, None)
+        if any(changes.get(name) is not None for name in _SCHEDULES) and self.carry == usual["carry"]:
+            changes.setdefault("carry", None)
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:

@@ -55,6 +55,8 @@ class Context:
         self.plans: OrderedDict[bytes, Any] = OrderedDict()
         # what else must go before it: own()
         self.owned: dict[int, tuple[C.c_void_p, Callable[[C.c_void_p], None]]] = {}
+        self._calls = 0             # that run now: more than 0 while a call has come back into Python (carry.py)
+        self._late: list[tuple[C.c_void_p, Callable[[C.c_void_p], None]]] = []
         self.process, self.stream = os.getpid(), stream
         params = self.lib.c.esa_ctx_params_default()
         params.threads = _default_threads() if threads is None else threads
@@ -70,9 +72,14 @@ class Context:
             raise EsaError(
                 "this context was made before fork(): its threads do not exist in the child process; make it there")
         with self.lock:
-            status = function(*arguments)
-            if status:
-                raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
+            self._calls += 1
+            try:
+                status = function(*arguments)
+                if status:
+                    raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
+            finally:
+                self._calls -= 1
+                self._free_late()
 
     def own(self, ptr: C.c_void_p, free: Callable[[C.c_void_p], None]) -> None:
         """Registers an object that must be freed before this context. Python may call __del__ of the object and of the
@@ -80,11 +87,22 @@ class Context:
         self.owned[id(ptr)] = ptr, free
 
     def release(self, ptr: C.c_void_p) -> None:
-        """Frees an object registered with `own`. Calling it again does nothing."""
+        """Frees an object registered with `own`. Calling it again does nothing. While a call runs, which Python's
+        garbage collection may interrupt, it is freed after the call."""
         _, free = self.owned.pop(id(ptr), (None, None))
         if free is not None and ptr:
             with self.lock:
+                self._late.append((ptr, free))
+                self._free_late()
+
+    def _free_late(self) -> None:
+        while self._late and not self._calls:
+            ptr, free = self._late.pop(0)
+            self._calls += 1                # freeing a session comes back into Python, too
+            try:
                 free(ptr)
+            finally:
+                self._calls -= 1
             ptr.value = None
 
     def set_stream(self, stream: int) -> None:

@@ -85,11 +85,11 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, la
 
 def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "none", input_layout: str = "BNSD",
               scale: float | None = None, causal: bool = False, kv_len: Any = None, return_lse: bool = False,
-              exact_rows: int = 0, precision: int = 16) -> Any:
+              exact_rows: int = 0, precision: int = 16, carry: Carry | None = None) -> Any:
     """softmax(scale q k^T) v over the blocks of a mask; mask None: over everything. With return_lse also the
     log-sum-exp, float32 [B, H, N]. exact_rows: so many queries of each query block (0 to 16) are computed exactly, and
     their mean error corrects the others; not with causal. precision: bits of the two products, 16 or 8
-    (docs/precision.md).
+    (docs/precision.md). carry: an `esa.Carry` of an earlier call with this mask is added to the output.
 
     causal is bottom-right aligned: key j is visible to query i iff j <= i + Nk - Nq.
 
@@ -100,6 +100,8 @@ def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "
     (1, 4, 1024, 64)
     """
     refuse_gradients(q, k, v)
+    if carry is not None and not isinstance(carry, Carry):
+        raise TypeError(f"carry must be an esa.Carry or None, not {type(carry).__name__}")
     X.check_same(q, k, v)
     q, k, v = X.dense(q), X.dense(k), X.dense(v)
     o = X.empty_like(q)
@@ -109,5 +111,46 @@ def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "
     last = None if lse is None else X.lse_view(lse)
     lengths = X.lengths(kv_len, q, shape[0])        # alive until the call is over
     attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths, exact_rows, precision),
-           lse=last)
+           lse=last, carry=None if carry is None else carry.view, use=T.CARRY_ADD)
     return (o, lse) if return_lse else o
+
+
+class Carry:
+    """What a sparse call leaves out, to be added to later calls with the same mask: dense output - sparse output.
+
+    `esa.attention(..., carry=...)` adds it. It belongs to a mask and its tail.
+
+    >>> import esa, numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 1024, 64), dtype=np.float32)
+    >>> mask, dense = esa.select(q, k, esa.EsaConfig(budget=0.5)), esa.attention(q, k, v)
+    >>> carry = esa.Carry(q, k, v, dense, mask, tail="pooled")
+    >>> o = esa.attention(q, k, v, mask, tail="pooled", carry=carry)
+    >>> bool(abs(o - dense).max() < 0.05 * abs(dense).max())
+    True
+    """
+
+    def __init__(self, q: Any, k: Any, v: Any, dense: Any, mask: Mask, *, tail: str = "none",
+                 input_layout: str = "BNSD", scale: float | None = None, causal: bool = False, kv_len: Any = None,
+                 precision: int = 16, format: str = "e4m3") -> None:
+        """dense: the dense output for q, k and v. format: "e4m3", with a scale for each token and head, or "bf16". The
+        others: as in `esa.attention`, whose calls must have the same."""
+        number = T.number(T.CARRY_FORMATS, format, "format")
+        refuse_gradients(q, k, v, dense)
+        X.check_same(q, k, v, dense=dense)
+        q, k, v, dense = map(X.dense, (q, k, v, dense))
+        views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (dense, "dense"))]
+        self.shape, self.format = X.shape_of(dense, input_layout), format
+        c = load().c
+        self.bytes = int(c.esa_carry_bytes(number, *self.shape))
+        if self.bytes < 0:
+            raise ValueError(f"dense must have a head dimension of at most 256, it has {self.shape[3]}")
+        self._memory = X.empty_float32(q, (-(-self.bytes // 4) + 16,))
+        start = -(-X.address(self._memory) // 64) * 64
+        self.view: T.Carry = c.esa_carry_view(start, number, *self.shape)
+        self.view.device, self.view.device_index = views[3].device, views[3].device_index
+        lengths = X.lengths(kv_len, q, self.shape[0])
+        attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths, precision=precision),
+               carry=self.view, use=T.CARRY_MAKE)
+
+    def __repr__(self) -> str:
+        return f"<esa.Carry {'x'.join(map(str, self.shape))}, {self.format}, {self.bytes} bytes>"

@@ -96,13 +96,16 @@ def select_and_attend(context: Context, views: Sequence[T.Tensor], select: T.Sel
 
 
 def attend(context: Context, views: Sequence[T.Tensor], mask: Mask | None, attention: T.AttentionParams, *,
-           lse: T.Tensor | None = None) -> None:
+           lse: T.Tensor | None = None, carry: T.Carry | None = None, use: int = T.CARRY_ADD) -> None:
     """Attention of q, k, v into o over the blocks of a mask (None: over everything); a mask on the CPU is copied to
-    a GPU for this call."""
+    a GPU for this call. carry: the call adds or makes it (use: CARRY_*)."""
     if mask is not None and not isinstance(mask, Mask):
         raise TypeError(
             f"mask must be an esa.Mask or None, not {type(mask).__name__} (esa.Mask.from_blocks makes one of an array)")
     settings = T.AttentionParams.from_buffer_copy(attention)
     settings.lse = C.cast(C.pointer(lse), C.c_void_p) if lse is not None else None
-    context.run(context.lib.c.esa_attention, context.ptr, *map(C.byref, views), None if mask is None else mask.ptr,
-                C.byref(settings))
+    given = *map(C.byref, views), None if mask is None else mask.ptr, C.byref(settings)
+    if carry is None:
+        context.run(context.lib.c.esa_attention, context.ptr, *given)
+    else:
+        context.run(context.lib.c.esa_attention_carry, context.ptr, *given, C.byref(carry), use)

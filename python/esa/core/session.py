@@ -12,6 +12,7 @@ from typing import Any
 
 from . import structs as T
 from . import tensor as X
+from .carry import SPARE, CarryMemory
 from .config import EsaConfig, recommended
 from .context import Context, shared_context, usable
 from .layout import Layout
@@ -25,8 +26,11 @@ class Stats:
     """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
     mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own).
     work is the arithmetic of self-attention as a share of dense, everything counted; work_asked is NaN if none was
-    asked for. eight_calls ran in 8 bits. computed_steps and skipped_steps count the steps at which the model ran, and
-    those that the step cache left out."""
+    asked for. eight_calls ran in 8 bits. Of the sparse calls, anchor_calls also ran dense and made a difference to
+    carry, and carried_calls added one, whose anchor was carry_age steps ago in the mean (NaN without any); carry_bytes
+    and carry_host_bytes are the memory of differences now, on the device (CPU: main memory) and page-locked for a
+    device. computed_steps and skipped_steps count the steps at which the model ran, and those that the step cache left
+    out."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -43,6 +47,11 @@ class Stats:
     work: float = math.nan
     work_asked: float = math.nan
     eight_calls: int = 0
+    anchor_calls: int = 0
+    carried_calls: int = 0
+    carry_age: float = math.nan
+    carry_bytes: int = 0
+    carry_host_bytes: int = 0
     # of esa.apply, which sees whole steps; 0 elsewhere
     computed_steps: int = 0
     skipped_steps: int = 0
@@ -142,24 +151,46 @@ class Session:
         self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
         if self.mode == "online" and config.spends_work:
             known = config.quality is None or self.plan is None
-            p.work = config.work_asked if known else self.plan.reach(config.quality)  # type: ignore[union-attr,arg-type]
+            p.work = (config.work_for(steps) if known
+                      else self.plan.reach(config.quality))  # type: ignore[union-attr,arg-type]
             p.plan = self.plan.ptr if self.plan else None
             p.work_or_least = int(config.work is None and config.quality is None)    # a preset suits any length
             if sigma is not None:
                 p.sigma = (C.c_double * steps)(*sigma)
         if self.mode == "cached" and config.spends_work:
-            p.work = config.work_asked
+            p.work = config.work_for(steps)
         p.masks = self.masks.ptr if self.masks else None
         p.record_groups, p.record_per_branch = record_groups, int(record_per_branch)
         p.first_head, p.total_heads = heads
         p.select = select_params(config, self.layout, scale=scale, causal=causal, recording=record)
         p.attention.tail, p.attention.causal, p.attention.scale = T.TAILS[config.tail], int(causal), scale or 0.0
-        p.attention.exact_rows, p.attention.precision = config.exact_rows, config.precision
+        # None: the session's choice for a selector. Mask files bring their own number, which 0 takes.
+        choice = -1 if self.mode == "online" else 0
+        p.attention.exact_rows = choice if config.exact_rows is None else config.exact_rows
+        p.attention.precision = config.precision
         layers16 = (C.c_int32 * max(1, len(config.layers16)))(*config.layers16)
         p.layers16, p.layers16_count = layers16, len(config.layers16)
         p.steps16_first, p.steps16_last = config.steps16_first, config.steps16_last
+        memory = None
+        if self.mode in ("online", "cached"):
+            memory = self._set_carry(p, device)
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
-        self._context.own(self._ptr, c.esa_session_free)
+        # memory: its functions must exist as long as the library's session
+        self._context.own(self._ptr, lambda ptr, memory=memory: c.esa_session_free(ptr))  # type: ignore[misc]
+
+    def _set_carry(self, p: T.SessionParams, device: Any) -> CarryMemory | None:
+        """The fields of carry. Returns what gives them memory of a GPU: torch, if torch is there to share it with."""
+        config = self.config
+        p.carry, p.carry_format = config.carry_number, T.CARRY_FORMATS[config.carry_format]
+        if isinstance(config.carry, tuple):
+            p.anchors, p.anchor_count = (C.c_int32 * len(config.carry))(*config.carry), len(config.carry)
+        p.carry_room = -1 if config.carry_memory is None else T.size(config.carry_memory, "carry_memory")
+        gpu = _gpu_of(device)
+        if p.carry == T.CARRY_OFF or gpu is None or "torch" not in sys.modules:
+            return None
+        memory = CarryMemory(gpu, SPARE if config.carry_memory is None else 0.0)
+        p.carry_alloc, p.carry_free = memory.pointers
+        return memory
 
     def close(self) -> None:
         """Frees the session; calls after it are errors. Also done when the object goes away."""
@@ -283,18 +314,24 @@ def complete_layout(layout: Layout, config: EsaConfig) -> Layout:
 def _context(device: Any) -> Context:
     """The context of a session. The CPU's is shared, as its threads and memory are; a GPU's belongs to the session,
     with its stream."""
+    gpu = _gpu_of(device)
+    return shared_context() if gpu is None else Context(gpu)
+
+
+def _gpu_of(device: Any) -> int | None:
+    """The number of a session's GPU, None: it has none."""
     torch = sys.modules.get("torch")
     if device is None:
         gpu = torch is not None and torch.cuda.is_available()
-        return Context(torch.cuda.current_device()) if torch is not None and gpu else shared_context()
+        return torch.cuda.current_device() if torch is not None and gpu else None
     text = str(device)
     kind, _, index = text.partition(":")
     if kind == "cpu":
-        return shared_context()
+        return None
     if kind != "cuda" or not (index.isdigit() or not index):
         raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {text!r}")
     current = torch.cuda.current_device() if torch is not None and not index else 0
-    return Context(int(index) if index else current)
+    return int(index) if index else current
 
 
 def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = None, causal: bool = False,

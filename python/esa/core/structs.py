@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes as C
 import numbers
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,9 @@ ORDER_DEFAULT = -1
 RELEASES = {"3.0": 30, "3.1": 31}       # of MindIE-SD, esa_select_params.release
 MAX_SPANS = 8
 TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
+# ---- constants of esa_carry.h
+CARRY_FORMATS = {"e4m3": 0, "bf16": 1}
+CARRY_ADD, CARRY_MAKE = range(2)
 # ---- constants of esa_session.h
 SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
 MAX_EXACT_ROWS = 16
@@ -29,6 +33,7 @@ REFRESH_EARLY = -1
 PRESETS = {"faithful": 0, "balanced": 1, "fast": 2}
 CALL_KINDS = {"self": 0, "cross": 1}
 STEP_MAPS = {"exact": 0, "nearest": 1}
+CARRY_OFF, CARRY_AUTO = 0, -1
 IMPORTANCES = {"none": 0, "u8": 1, "f16": 2}
 
 _Reserved = C.c_int64 * 4
@@ -99,7 +104,15 @@ class SessionParams(C.Structure):
                 ("plan", C.c_void_p), ("sigma", C.POINTER(C.c_double)), ("probe", C.POINTER(C.c_double)),
                 ("probe_count", C.c_int32), ("work_or_least", C.c_int32), ("steps16_first", C.c_int32),
                 ("steps16_last", C.c_int32), ("layers16_count", C.c_int32), ("step_branches", C.c_int32),
-                ("layers16", C.POINTER(C.c_int32)), ("reserved", C.c_int64 * 1)]
+                ("layers16", C.POINTER(C.c_int32)), ("carry", C.c_int32), ("anchor_count", C.c_int32),
+                ("anchors", C.POINTER(C.c_int32)), ("carry_format", C.c_int32), ("reserved0", C.c_int32),
+                ("carry_room", C.c_int64), ("carry_alloc", C.c_void_p), ("carry_free", C.c_void_p),
+                ("carry_user", C.c_void_p), ("reserved", C.c_int64 * 2)]
+
+
+# Functions of esa_session_params.carry_alloc and carry_free.
+CarryAlloc = C.CFUNCTYPE(C.c_void_p, C.c_void_p, C.c_int64)
+CarryFree = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)
 
 
 class SessionStats(C.Structure):
@@ -108,7 +121,9 @@ class SessionStats(C.Structure):
                 ("masks_loaded", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double),
                 ("mass", C.c_double), ("select_seconds", C.c_double), ("attention_seconds", C.c_double),
                 ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("work", C.c_double),
-                ("work_asked", C.c_double), ("eight_calls", C.c_int64), ("reserved", C.c_int64 * 1)]
+                ("work_asked", C.c_double), ("eight_calls", C.c_int64), ("anchor_calls", C.c_int64),
+                ("carried_calls", C.c_int64), ("carry_age", C.c_double), ("carry_bytes", C.c_int64),
+                ("carry_host_bytes", C.c_int64), ("reserved", C.c_int64 * 1)]
 
 
 class MaskFileInfo(C.Structure):
@@ -155,7 +170,14 @@ class WorkCosts(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("branches", C.c_int32), ("share_branches", C.c_int32),
                 ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("or_least", C.c_int32),
                 ("select", C.c_double), ("order", C.c_double), ("exact", C.c_double), ("floor", C.c_double),
+                ("carry", C.c_int32), ("anchor_count", C.c_int32), ("anchors", C.POINTER(C.c_int32)),
                 ("reserved", C.c_int64 * 2)]
+
+
+class Carry(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("format", C.c_int32), ("device", C.c_int32), ("device_index", C.c_int32),
+                ("B", C.c_int64), ("H", C.c_int64), ("N", C.c_int64), ("D", C.c_int64), ("value", C.c_void_p),
+                ("scale", C.c_void_p), ("reserved", C.c_int64 * 2)]
 
 
 class StepChange(C.Structure):
@@ -166,7 +188,7 @@ class StepChange(C.Structure):
 # In the order of ESA_ABI_*.
 ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, AttentionParams, Shapes, MaskInfo,
                                       SessionParams, SessionStats, MaskFileInfo, TensorInfo, DeviceInfo,
-                                      WorkPlanInfo, WorkCosts, StepChange)
+                                      WorkPlanInfo, WorkCosts, StepChange, Carry)
 
 
 # ---- esa_video.h, as far as the package uses it
@@ -248,6 +270,43 @@ def schedule(value: Any, name: str) -> int:
 def schedule_word(value: int) -> int | str:
     """A schedule as users say it."""
     return "early" if value == REFRESH_EARLY else value
+
+
+def carry(value: Any) -> str | int | tuple[int, ...]:
+    """Carry as EsaConfig holds it: "auto", "off", a number of anchors or their steps; text as on the command line. Or a
+    ValueError."""
+    message = "carry must be 'auto', 'off', a number of anchors, or their steps, ascending"
+    found = value
+    if isinstance(value, str) and value not in ("auto", "off"):
+        parts = value.split(",")
+        if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+            raise ValueError(f"{message}, not {value!r}")
+        found = [int(part) for part in parts] if len(parts) > 1 else int(parts[0])
+    if isinstance(found, str):
+        return found
+    if whole(found) and found >= 1:
+        return int(found)
+    steps = wholes(found, message) if not whole(found) else ()
+    if not steps or steps[0] < 0 or any(a >= b for a, b in zip(steps, steps[1:])):
+        raise ValueError(f"{message}, not {value!r}")
+    return steps
+
+
+def carry_word(value: int) -> int | str:
+    """esa_session_params.carry as users say it."""
+    return {CARRY_OFF: "off", CARRY_AUTO: "auto"}.get(value, value)
+
+
+def size(value: Any, name: str) -> int:
+    """A number of bytes, or text such as "16G" or "800M", as an integer, or a ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([KMGT]?)", value) if isinstance(value, str) else None
+    if found is not None:
+        bytes_ = float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
+    else:
+        bytes_ = value if whole(value) else -1
+    if not 0 <= bytes_ <= 9e15:
+        raise ValueError(f"{name} must be a number of bytes, or a size such as '16G' or '800M', not {value!r}")
+    return int(bytes_)
 
 
 def wholes(value: Any, message: str) -> tuple[int, ...]:

@@ -168,12 +168,13 @@ def lengths(kv_len: Any, like: Any, batch: int) -> Any:
     return kv_len
 
 
-def check_same(q: Any, k: Any, v: Any) -> None:
-    """q, k and v of one library, one dtype, one device, one batch and one head dimension."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def check_same(q: Any, k: Any, v: Any, **more: Any) -> None:
+    """q, k and v, and more by name, of one library, one dtype, one device, one batch and one head dimension."""
+    others = {"k": k, "v": v, **more}
+    for name, x in {"q": q, **others}.items():
         if not (is_torch(x) or is_numpy(x)):
             raise ValueError(f"{name} must be a torch tensor or a numpy array, not {type(x).__name__}")
-    for name, x in (("k", k), ("v", v)):
+    for name, x in others.items():
         if is_torch(x) != is_torch(q):
             raise ValueError(f"q and {name} must both be torch tensors or both numpy arrays")
         if x.dtype != q.dtype:
