@@ -237,6 +237,11 @@ class Handle:
         ]
         if self.config.step_cache:
             lines.append(f"step cache: {total.computed_steps} steps computed, {total.skipped_steps} left out")
+        if total.anchor_calls:
+            lines.append(
+                f"carry: {total.anchor_calls} calls at anchors, {total.carried_calls} carried, age "
+                f"{total.carry_age:.1f} steps, {total.carry_bytes / 1e6:.1f} MB on the device and "
+                f"{total.carry_host_bytes / 1e6:.1f} MB in main memory")
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)
             if s.skipped_steps:
@@ -244,7 +249,8 @@ class Handle:
                 continue
             lines.append(
                 f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density "
-                f"{s.density:.3f}, select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
+                f"{s.density:.3f}, select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s"
+                + (", anchor" if s.anchor_calls else ""))
         return "\n".join(lines)
 
     def save_recording(self, path: str) -> None:

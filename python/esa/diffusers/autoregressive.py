@@ -224,7 +224,8 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
     target
         A WanTransformer3DModel, or a pipeline that has one.
     config
-        `EsaConfig`; None: selector "entropy" with its defaults. Cached masks belong to squares and are refused.
+        `EsaConfig`; None: selector "entropy" with its defaults. Cached masks belong to squares and are refused, and so
+        is carry, for which chunks are too short.
     steps
         Denoising steps of a chunk.
     sink_frames, window_frames
@@ -246,6 +247,10 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
         raise ValueError("autoregressive_mode runs the library's own kernels only")
     if config.step_cache:
         raise ValueError("step_cache is for esa.apply: chunks have few steps, and each is computed")
+    if config.carry not in ("auto", "off"):
+        raise ValueError(f"carry is for whole videos: a chunk has few steps, so carry must be 'auto' or 'off' (both do "
+                         f"without), not {config.carry!r}")
+    config = config.replace(carry="off")
     state = AutoregressiveState(transformer, config, steps, sink_frames, window_frames)
     model: Any = transformer
     originals = [(module, module.processor) for _, module in WAN.modules(transformer)]

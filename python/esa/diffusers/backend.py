@@ -75,8 +75,8 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
 
     config None: selector "entropy" with its defaults. Of config what a single call can obey counts: selector, budget,
     block, samples (4), tail, cdf_threshold, keep_sink, keep_recent, mode, min_tokens, precision. masks, order,
-    refresh_every, steps16_first, steps16_last and layers16 are an error, warm-up and dense layers do not exist here.
-    Returns the name."""
+    refresh_every, carry, steps16_first, steps16_last and layers16 are an error, warm-up and dense layers do not exist
+    here. Returns the name."""
     config = EsaConfig(selector="entropy") if config is None else EsaConfig.check(config)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be a word for set_attention_backend, not {name!r}")
@@ -85,10 +85,10 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
             "an attention backend knows no layers and steps: work and selector 'error' belong to esa.apply")
     if config.masks is not None or config.order not in (
             None, "raster") or config.refresh_every != 1 or config.kernel != "auto" or config.step_cache or \
-            config.steps16_first or config.steps16_last or config.layers16:
+            config.carry != "off" or config.steps16_first or config.steps16_last or config.layers16:
         raise ValueError(
             "an attention backend knows no layers, steps or grid: masks, order, refresh_every, kernel, step_cache, "
-            "steps16_first, steps16_last and layers16 belong to esa.apply")
+            "carry, steps16_first, steps16_last and layers16 belong to esa.apply")
     numbers = _numbers(config)
     try:
         from diffusers.models.attention_dispatch import AttentionBackendName as Names

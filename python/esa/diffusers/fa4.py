@@ -67,6 +67,8 @@ def check(config: EsaConfig) -> None:
         raise ValueError(f"kernel='fa4' does not reorder tokens: order must be 'raster' or None, not {config.order!r}")
     if config.spends_work or config.selector == "error":
         raise ValueError("kernel='fa4' knows neither work nor selector 'error'")
+    if config.carry != "off":
+        raise ValueError(f"kernel='fa4' does not carry: say carry='off' (it is {config.carry!r})")
     if config.refresh_every != 1:
         raise ValueError("kernel='fa4' makes a mask at every call: refresh_every must be 1")
     if config.mode != "fixed":

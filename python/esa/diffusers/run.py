@@ -67,6 +67,7 @@ class Run:
         self._positions: tuple[Any, torch.Tensor, tuple[int, int, int]] | None = None
         self._video = -1                                            # the clock's number of the sessions' video
         self._steps_now: int | None = None
+        self._guided = 0                                            # _guided_half of that video
         self._lengths: dict[int, torch.Tensor] = {}                 # valid keys per batch entry, by branch
         self._known = False                                         # those of this forward are there
         self._branch = 0
@@ -233,39 +234,83 @@ class Run:
         assert self.moment is not None
         if self._video != self.moment.video:
             self._steps_now = self._steps(self.moment)
+            self._guided = self._guided_half(query.shape[0])
             self.sessions.next_video()
             self._video = self.moment.video
             self.videos += 1
         assert self._steps_now is not None
         session = self.sessions.get(Key(geometry, self._steps_now, query.device, self._step_branches()),
                                     recording=self.record is not None)
-        session.step(self.moment.step, self._branch)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        session.attention(layer, query, key, value, input_layout="BSND", out=out, kv_len=lengths)
+        for branch, part in self._parts(query.shape[0]):
+            session.step(self.moment.step, branch)
+            session.attention(layer, query[part], key[part], value[part], input_layout="BSND", out=out[part],
+                              kv_len=None if lengths is None else lengths[part])
         return out
+
+    # ---- guidance in one batch
+
+    def _guided_half(self, batch: int) -> int:
+        """Entries of one guidance branch, if this video's calls hold both, [without prompt | with prompt], and shall
+        be split, so that one branch's difference serves both as it does in models that call twice. Else 0."""
+        shares = self.config.share_branches
+        if isinstance(self._masks, MaskFile):
+            shares = self._masks.info.branches == 1
+        split = self.family.batched and shares and batch % 2 == 0 and self._guides()
+        return batch // 2 if split and self._anchors() else 0
+
+    def _parts(self, batch: int) -> list[tuple[int, slice]]:
+        """The calls that one call of the model becomes: branch and batch entries, the guided branch first."""
+        half = self._guided
+        if not half:
+            return [(self._branch, slice(None))]
+        first = self._branch // _BRANCHES * _BRANCHES               # of this transformer
+        if batch == 2 * half and self._branch == first:
+            return [(first, slice(half, None)), (first + 1, slice(0, half))]
+        # A further pass of one branch is numbered 1 where contexts do not name it, which is taken here.
+        return [(first + 3 if self._branch == first + 1 else self._branch, slice(None))]
+
+    def _guides(self) -> bool | None:
+        """True if the pipeline computes two guidance branches, None if it does not say."""
+        pipe = self.clock.pipe
+        guides = getattr(pipe, "do_classifier_free_guidance", None)
+        scale = getattr(pipe, "guidance_scale", None)
+        if guides is None and self.family.batched and isinstance(scale, (int, float)):      # CogVideoX
+            return scale > 1
+        return None if guides is None else bool(guides)
 
     # ---- sessions
 
     def _step_branches(self) -> int:
-        """How many calls of a step may share masks, for a run that spends work; 0: not known. A doubled batch is one
-        call, and so is a step of a pipeline of diffusers that does not say whether it guides (HunyuanVideo)."""
+        """How many calls of a step may share masks, for a run that spends work; 0: not known. A doubled batch that is
+        not split is one call, and so is a step of a pipeline of diffusers that does not say whether it guides
+        (HunyuanVideo)."""
         pipe = self.clock.pipe
         if not self.config.spends_work or self.record is not None or pipe is None:
             return 0
-        guides = getattr(pipe, "do_classifier_free_guidance", None)
+        guides = self._guides()
         if guides is None and not any(kind.__name__ == "DiffusionPipeline" for kind in type(pipe).__mro__):
             return 0
-        return 2 if guides and not self.family.batched else 1
+        return 2 if guides and (self._guided or not self.family.batched) else 1
 
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
             return moment.steps
-        if self.config.masks is None and self.record is None and not self.config.spends_work and (
-                self.config.warmup_frac == 0 or self.config.selector == "dense"):
+        config = self.config
+        if config.masks is None and self.record is None and not config.spends_work and not isinstance(
+                config.carry, int) and (config.warmup_frac == 0 or config.selector == "dense"):
             return _OPEN_ENDED
         raise EsaError(
             "the number of steps is not known here (no pipeline runs the transformer): esa.apply(transformer, config, "
             "steps=50), or EsaConfig(warmup_frac=0)")
+
+    def _anchors(self) -> tuple[int, ...]:
+        """The anchors of the video in hand. Where steps are not counted, none can be placed."""
+        assert self._steps_now is not None and self.moment is not None
+        if self.record is not None or self.config.selector == "dense" or (
+                self.moment.steps is None and self.config.carry == "auto"):
+            return ()
+        return self.config.anchors(self._steps_now)
 
     def _sigma(self, steps: int) -> list[float] | None:
         """Noise levels of the steps, if the pipeline's scheduler has them."""
@@ -279,6 +324,8 @@ class Run:
     def _make(self, key: Key) -> Any:
         # the session sees attention only; the step cache is ours
         config, geometry = self.config.replace(step_cache=0.0) if self.cache else self.config, key.geometry
+        if config.carry == "auto" and not self._anchors():
+            config = config.replace(carry="off")
         layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):
             path, budget = self._masks.convert(geometry.tokens, layout, config.density)
@@ -320,7 +367,7 @@ class Run:
         if self.session is None:
             nan = math.nan
             return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "", nan,
-                         self.config.work_asked or nan)
+                         self.config.work or nan)
         steps = [sum(step in (-1, i) for i in which) for which in (self.computed, self.skipped)]
         return dataclasses.replace(self.sessions.stats(layer, step), computed_steps=steps[0], skipped_steps=steps[1])
 

@@ -66,7 +66,8 @@ class Sessions:
 
 def combine(parts: Sequence[tuple[Stats, int]]) -> Stats:
     """Statistics of calls of several sizes, given with their numbers of tokens, as one. Counts and times are summed,
-    densities are means over sparse calls, work is weighed by what dense attention would cost."""
+    densities are means over sparse calls and ages over carried ones, work is weighed by what dense attention would
+    cost."""
     if len(parts) == 1:
         return parts[0][0]
 
@@ -82,6 +83,7 @@ def combine(parts: Sequence[tuple[Stats, int]]) -> Stats:
         "mass": mean("mass", sparse),
         "work": mean("work", cost),
         "work_asked": mean("work_asked", cost),
+        "carry_age": mean("carry_age", [float(s.carried_calls) for s, _ in parts]),
         "kernel": next((s.kernel for s, _ in parts if s.kernel), "")
     }
     # Every other field is a count or a time, so a new one is summed too.
