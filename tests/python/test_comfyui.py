@@ -17,7 +17,7 @@ GRID = (4, 6, 8)                        # of latents 4 x 12 x 16
 TOKENS = 4 * 6 * 8
 PLAIN = {"preset": "density", "density": 0.5, "selector": "entropy", "start_percent": 0.0, "end_percent": 1.0,
          "dense_layers": "", "masks_file": "", "strict": True, "min_tokens": 64,
-         "precision": "16"}
+         "precision": "16", "carry": "auto"}
 
 
 def inputs(seed=0):
@@ -135,6 +135,54 @@ def test_receipts_and_policies(seed):
     receipts = []
     node(host.Patcher(host.WanModel()), min_tokens=1000).sample(x, context, receipts=receipts)
     assert not receipts                                                 # short sequences count as nothing
+
+
+def sampled(model, x, context, steps=8, together=False):
+    """The last outputs, the receipts, and what the session counted."""
+    receipts, stats, patch = [], [], patch_of(model)
+    reset = patch.reset
+
+    def spy():
+        if patch.run is not None:
+            stats.append(patch.run.stats())
+        reset()
+    patch.reset = spy
+    out = model.sample(x, context, steps=steps, receipts=receipts, together=together)
+    return out, receipts, stats[0]
+
+
+def test_carry(seed):
+    """The widget, what is counted, and what forecasters of steps read."""
+    x, context = inputs(seed)
+    words = {"preset": "balanced", "selector": "error"}
+    for carry, anchors in (("auto", len(esa.EsaConfig().anchors(8))), ("off", 0), ("2", 2), ("0, 3,5", 3)):
+        model = node(host.Patcher(host.WanModel()), **words, carry=carry)
+        _, receipts, stats = sampled(model, x, context)
+        # each branch takes the first one's difference
+        assert (stats.anchor_calls, stats.sparse_calls) == (3 * anchors, 3 * 8 * 2), carry
+        assert stats.carried_calls == (stats.sparse_calls - stats.anchor_calls if anchors else 0)
+        word = "carry" if anchors else "sparse"
+        assert {item[4] for item in receipts} == {word} and len(receipts) == 3 * 8 * 2
+        options = {**model.model_options["transformer_options"], "sigmas": torch.ones(1)}
+        assert patch_of(model)(options={**options, "sample_sigmas": torch.linspace(1, 0, 9)})[3] == word
+    with pytest.raises(ValueError, match="the node: carry must be 'auto', 'off', a number of anchors, or their steps"):
+        node(host.Patcher(host.WanModel()), **words, carry="often")
+    model = node(host.Patcher(host.WanModel()), carry="2")          # another selector, if it is asked to
+    assert sampled(model, x, context)[2].anchor_calls == 3 * 2 * 2
+
+
+def test_carry_of_branches_in_one_batch(seed):
+    """The host batches the branches as it likes: the one with the prompt runs dense at anchors in any case."""
+    x, context = inputs(seed)
+    words = {"preset": "balanced", "selector": "error", "carry": "3"}
+    apart, _, one = sampled(node(host.Patcher(host.WanModel()), **words), x, context)
+    together, receipts, other = sampled(node(host.Patcher(host.WanModel()), **words), x, context, together=True)
+    assert (one.anchor_calls, one.calls) == (other.anchor_calls, other.calls) == (3 * 3, 3 * 8 * 2)
+    assert len(receipts) == 3 * 8
+    for a, b in zip(apart, together):
+        assert (a - b).abs().max() < 1e-3 * a.abs().max()      # products of two entries may be summed otherwise
+    whole = node(host.Patcher(host.WanModel()), **{**words, "carry": "off"})
+    assert sampled(whole, x, context, together=True)[2].calls == 3 * 8
 
 
 def test_presets_masks_and_memory(seed, tmp_path):

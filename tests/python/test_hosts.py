@@ -8,7 +8,7 @@ import esa
 import numpy as np
 import pytest
 import torch
-from esa.hosts.run import Dense, HostRun, config_of, needs_steps, order_of
+from esa.hosts.run import Dense, HostRun, config_of, needs_steps, order_of, rain_fusion
 
 GRID = (3, 8, 16)
 TOKENS = 3 * 8 * 16
@@ -65,6 +65,54 @@ def test_steps_branches_and_videos(seed):
     old = run.session
     run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0, steps=8)
     assert run.session is not old and run.steps == 8    # another number of steps is another session
+
+
+def video(run, seed, steps=8, known=True, layers=2):
+    """A video of two branches; the outputs and what the session counted."""
+    out = []
+    for step in range(steps):
+        for branch in range(2):
+            for layer in range(layers):
+                q, k, v = (a + 0.1 * step * b for a, b in zip(qkv(seed + layer), qkv(seed + 10 + branch)))
+                out.append(run.attention(layer, q, k, v, layout=esa.Layout(grid=GRID), step=step,
+                                         steps=steps if known else None))
+    return out, run.stats()
+
+
+def test_carry(seed):
+    """The words of EsaConfig, from JSON; the default is EsaConfig's."""
+    for words, anchors in (({}, len(esa.EsaConfig().anchors(8))), ({"carry": "off"}, 0), ({"carry": 2}, 2),
+                           ({"carry": [0, 3, 5], "carry_format": "bf16", "carry_memory": "1G"}, 3),
+                           ({"carry": "0,4"}, 2), ({"refresh_every": 2}, 0),
+                           ({"selector": "entropy", "budget": 0.5}, 0)):
+        config = config_of({"block": 32, "warmup_frac": 0.0, "dense_first_layer": False, **words}, "json")
+        _, stats = video(HostRun(config, layers=2), seed)
+        assert (stats.anchor_calls, stats.sparse_calls) == (2 * anchors, 2 * 8 * 2), words
+        assert stats.carried_calls == (stats.sparse_calls - stats.anchor_calls if anchors else 0)
+    with pytest.raises(ValueError, match="json: carry must be 'auto', 'off', a number of anchors, or their steps"):
+        config_of({"carry": "often"}, "json")
+    assert needs_steps(config_of({"selector": "error", "budget": 0.5, "carry": 2}, "json"))
+    assert rain_fusion(0.8).carry == "off"
+
+
+def test_a_new_video_carries_nothing_over(seed):
+    """The second video of a run is that of a new run: also after one that broke off."""
+    config = config_of({"block": 32, "preset": "balanced", "carry": 3}, "")
+    run = HostRun(config, layers=2)
+    video(run, seed)
+    got, _ = video(run, seed + 50)
+    want, stats = video(HostRun(config, layers=2), seed + 50)
+    assert run.videos == 2 and stats.anchor_calls == 6 and all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_carry_without_steps(seed):
+    """Where the host does not know their number, anchors cannot be placed by themselves."""
+    plain = {"selector": "error", "budget": 0.5, "block": 32}
+    for carry, anchors in (("auto", 0), ([0, 3], 2)):
+        config = config_of({**plain, "carry": carry}, "")
+        assert video(HostRun(config, layers=2), seed, known=False)[1].anchor_calls == 2 * anchors
+    with pytest.raises(Dense, match="the number of steps is not known here"):
+        video(HostRun(config_of({**plain, "carry": 2}, ""), layers=2), seed, known=False)
 
 
 def test_what_stays_dense(seed):

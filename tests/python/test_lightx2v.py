@@ -145,11 +145,13 @@ def test_refused(ours):
             ({"selector": "error"}, "a mask generator sees q and k only, so selector must be .*, not 'error'"),
             ({"budgets": 0.2}, "sparse_setting.esa has no setting 'budgets'; it takes grid, selector, budget,"),
             ({"preset": "fast"}, "has no setting 'preset'"), ({"dense_layers": [0]}, "has no setting 'dense_layers'"),
+            ({"carry": 6}, "knows neither layers nor steps, so carry must be 'off', not 6"),
             ("fast", "sparse_setting.esa must hold settings by name"),
             ({"grid": [3, 8]}, r"grid must be three numbers t, h, w of at least 1, not \[3, 8\]"),
             ({"grid": "3x8x20"}, "grid must be three numbers t, h, w of at least 1, not '3x8x20'")):
         with pytest.raises(ValueError, match=message):
             ours.EsaMaskGenerator(sparse_setting={"esa": setting})
+    assert ours.EsaMaskGenerator(sparse_setting={"esa": {"carry": "off"}}).config.carry == "off"
     q, k, v = tensors(0)
     with pytest.raises(ValueError, match="takes one sequence, but cu_seqlens_q names 2"):
         ours.EsaOperator()(q, k, v, None, cu_seqlens_q=torch.tensor([0, 240, 480]))

@@ -17,7 +17,7 @@ import torch
 
 from ..core.config import EsaConfig
 from ..core.layout import Layout
-from .run import Dense, HostRun, config_of
+from .run import Dense, HostRun, carries, config_of
 
 log = logging.getLogger("esa")
 KEY = "esa_sparse_attention"            # of callbacks, wrappers and receipts
@@ -138,15 +138,34 @@ class Patch:
         if self.run is None:
             self.run = HostRun(self.config, self.layers or int(options.get("total_blocks") or layer + 1))
         out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
-        branch = tuple(map(str, options.get("uuids") or ())) or tuple(options.get("cond_or_uncond") or ()) or None
-        self.run.attention(layer, *views, layout=layout, step=step, steps=steps, branch=branch, scale=scale,
-                           sigma=self.noise(options) if self.config.spends_work else None,
-                           input_layout="BNSD" if skip_reshape else "BSND",
-                           out=out.transpose(1, 2) if skip_reshape else out)
+        told = out.transpose(1, 2) if skip_reshape else out
+        for branch, part in self.parts(options, batch, steps):
+            self.run.attention(layer, *(x[part] for x in views), layout=layout, step=step, steps=steps, branch=branch,
+                               scale=scale, sigma=self.noise(options) if self.config.spends_work else None,
+                               input_layout="BNSD" if skip_reshape else "BSND", out=told[part])
         receipts = options.get(RECEIPTS)
         if receipts is not None:
-            receipts.append((KEY, VERSION, id(self), layer, "sparse", tokens, (0, 0), (0, 0)))
+            receipts.append((KEY, VERSION, id(self), layer, self.kind(steps), tokens, (0, 0), (0, 0)))
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
+
+    def parts(self, options: Any, batch: int, steps: int | None) -> list[tuple[Any, slice]]:
+        """The guidance branches of a call and their batch entries. Where one branch's difference serves all, a batch
+        of several is split, those with the prompt first (0 in cond_or_uncond)."""
+        names = tuple(map(str, options.get("uuids") or ()))
+        conds = tuple(options.get("cond_or_uncond") or ())
+        count = len(names or conds)
+        shared = self.config.share_branches and carries(self.config, steps)
+        if count < 2 or batch % count or not shared:
+            return [(names or conds or None, slice(None))]
+        size = batch // count
+        ranks = conds if len(conds) == count else (0,) * count
+        return [((names or conds)[i:i + 1], slice(i * size, (i + 1) * size))
+                for i in sorted(range(count), key=lambda i: int(ranks[i]))]
+
+    def kind(self, steps: int | None) -> str:
+        """The word for sparse calls in receipts and policies. It is one word for the whole run: a forecaster begins
+        anew where it changes, and carried outputs and those of anchors are close to each other."""
+        return "carry" if carries(self.config, steps) else "sparse"
 
     def tell(self, line: str) -> None:
         if line not in self._told:
@@ -159,11 +178,11 @@ class Patch:
         if options.get(OVERRIDE) not in self.overrides.values():
             return None
         try:
-            sigma = self.moment(options)[2]
+            _, steps, sigma = self.moment(options)
         except Dense:
             return None
         sparse = self.window[0] <= sigma <= self.window[1]
-        return (KEY, VERSION, id(self), "sparse" if sparse else "dense", repr(self.config), *self.window,
+        return (KEY, VERSION, id(self), self.kind(steps) if sparse else "dense", repr(self.config), *self.window,
                 tuple(sorted(self.dense_layers)), tuple(map(str, options.get("uuids") or ())))
 
     def accept_receipts(self, receipts: Any) -> bool:
@@ -250,12 +269,15 @@ class EsaSparseAttention:
             "optional": {
                 "min_tokens": ("INT", {"default": 4096, "min": 0, "max": 1 << 20, "tooltip": "Shorter stays dense"}),
                 "precision": (["16", "8"], {"tooltip": "Bits of the products of sparse attention"}),
+                "carry": ("STRING", {"default": "auto", "tooltip": "What sparse attention leaves out, measured at a "
+                                     "few steps and added at the others: auto, off, how often (6), or at which steps "
+                                     "(0, 5, 10)"}),
             },
         }
 
     def apply(self, model: Any, preset: str, density: float, selector: str, start_percent: float, end_percent: float,
               dense_layers: str, masks_file: str, strict: bool, min_tokens: int = 4096,
-              precision: str = "16") -> tuple[Any]:
+              precision: str = "16", carry: str = "auto") -> tuple[Any]:
         import comfy.patcher_extension as names
         # Dense steps and layers are the node's own windows, so everything that reaches the session is sparse.
         settings: dict[str, Any] = {"strict": strict, "warmup_frac": 0.0, "dense_first_layer": False,
@@ -268,6 +290,8 @@ class EsaSparseAttention:
             settings.update(preset=preset)
         else:
             raise ValueError(f"preset {preset!r} needs selector 'error'; selector {selector!r} needs preset 'density'")
+        if carry.strip() != "auto":         # the usual of the selector
+            settings["carry"] = carry.strip()
         sampling = model.get_model_object("model_sampling")
         patch = Patch(config_of(settings, "the node"), model.get_model_object("diffusion_model"),
                       float(sampling.percent_to_sigma(start_percent)), float(sampling.percent_to_sigma(end_percent)),

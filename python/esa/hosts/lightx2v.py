@@ -23,7 +23,7 @@ from .run import check_settings, config_of, order_of
 _SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random")
 # What a mask generator can do: it knows neither layers nor steps, and the operator has the blocks and the tail.
 _SETTINGS = ("grid", "selector", "budget", "sparsity", "cdf_threshold", "keep_sink", "keep_recent", "samples", "order",
-             "window", "protect_first_frame", "mode")
+             "window", "protect_first_frame", "mode", "carry")
 
 
 class Blocks:
@@ -100,6 +100,9 @@ class EsaMaskGenerator:
         if self.config.selector not in _SELECTORS:
             raise ValueError("sparse_setting.esa: a mask generator sees q and k only, so selector must be 'entropy', "
                              f"'rf_v2' or 'ada_bsa', not {self.config.selector!r}")
+        if self.config.carry != "off":
+            raise ValueError("sparse_setting.esa: a mask generator knows neither layers nor steps, so carry must be "
+                             f"'off', not {options['carry']!r}")
         self._orders: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
         self._ordered: tuple[Any, Any, Any, Any] | None = None      # q, k and the same in order
 

@@ -81,8 +81,15 @@ def needs_steps(config: EsaConfig) -> bool:
     """True if the number of steps decides what a run does."""
     if config.selector == "dense":
         return False
-    return (config.masks is not None or config.spends_work or config.warmup_frac > 0
+    return (config.masks is not None or config.spends_work or config.warmup_frac > 0 or isinstance(config.carry, int)
             or config.steps16_first > 0 or config.steps16_last > 0)
+
+
+def carries(config: EsaConfig, steps: int | None) -> bool:
+    """True if a run of so many steps carries differences; where their number is unknown, "auto" places no anchors."""
+    if config.carry == "off" or (steps is None and config.carry == "auto"):
+        return False
+    return bool(config.anchors(steps or _OPEN_ENDED))
 
 
 def order_of(config: EsaConfig, layout: Layout) -> Layout:
@@ -205,6 +212,8 @@ class HostRun:
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")
+        if not carries(config, steps):
+            config = config.replace(carry="off")
         branches = _BRANCHES if config.masks is None else _FILE_BRANCHES
         # A session that is not strict would run dense by itself, and the host could not say why.
         return Session(config.replace(strict=True), layers=self.layers, steps=steps or _OPEN_ENDED, branches=branches,

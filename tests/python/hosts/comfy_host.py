@@ -137,8 +137,9 @@ class Patcher:
         wrappers = options["wrappers"] = {k: dict(v) for k, v in options.get("wrappers", {}).items()}
         wrappers.setdefault(kind, {})[key] = wrapper
 
-    def sample(self, x, context, steps=4, receipts=None, **kwargs):
-        """Both guidance branches in every step; returns the outputs of the last."""
+    def sample(self, x, context, steps=4, receipts=None, together=False, **kwargs):
+        """Both guidance branches in every step; returns the outputs of the last. together: in one batch, the branch
+        without the prompt first."""
         sigmas, names = torch.linspace(1, 0, steps + 1), [uuid.uuid4(), uuid.uuid4()]
         options = {"transformer_options": dict(self.model_options["transformer_options"])}
         outputs = []
@@ -147,12 +148,14 @@ class Patcher:
             for call in self.callbacks.get("on_prepare_state", {}).values():
                 call(self, now, options)
             outputs = []
-            for branch in range(2):
-                given = dict(options["transformer_options"], sigmas=now, sample_sigmas=sigmas, uuids=[names[branch]],
-                             cond_or_uncond=[branch])
+            for branches in ([1, 0],) if together else ([0], [1]):
+                given = dict(options["transformer_options"], sigmas=now, sample_sigmas=sigmas,
+                             uuids=[names[branch] for branch in branches], cond_or_uncond=branches)
                 if receipts is not None:
                     given["attention_backend_receipts_v1"] = receipts
-                outputs.append(self.model(x, now, context + branch, given, **kwargs))
+                words = torch.cat([context + branch for branch in branches])
+                out = self.model(x.expand(len(branches), *x.shape[1:]), now, words, given, **kwargs)
+                outputs += reversed(out.chunk(len(branches)))
         for call in self.callbacks.get("on_cleanup", {}).values():
             call(self)
         return outputs
