@@ -10,13 +10,14 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_eight_bit test_levels test_exact_rows test_plan test_plan_order test_threads
+    test_attention test_eight_bit test_levels test_exact_rows test_carry test_carry_calls test_plan
+    test_plan_order test_threads
     test_properties test_reference test_golden test_clips test_mass test_mask test_mask_levels
     test_session_policy test_session_precision test_session_cached test_session_heads
     test_session_reuse test_session_carry test_carry_limits
     test_mask_file test_recording test_recorded_errors test_recorded_masks
     test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows
-    test_gpu_select test_gpu_order
+    test_gpu_carry test_gpu_select test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
@@ -105,7 +106,7 @@ if(ESA_SANITIZE)
 endif()
 set(wrapped "")
 foreach(call attention select select_qkv errors importance mask_mass plan_create plan_free plan_select
-             plan_select_qkv plan_order plan_attention
+             plan_select_qkv plan_order plan_attention attention_carry plan_attention_carry
              session_begin session_set_kv_len session_attention session_free)
   list(APPEND wrapped -Wl,--wrap=esa_${call})
 endforeach()

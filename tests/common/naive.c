@@ -208,6 +208,7 @@ static void mend(double *out, double *lse, const naive_case *c, int32_t same)
     dense.keep = NULL;
     dense.tail = ESA_TAIL_NONE;
     dense.exact_rows = 0;
+    dense.added = NULL;
     if (same)
         naive_attention_same(exact, &dense);
     else
@@ -245,6 +246,8 @@ void naive_attention(double *out, double *lse, const naive_case *c)
                 }
                 if (sum > 0.0)
                     for (int64_t d = 0; d < c->D; d++) o[d] /= sum;
+                if (c->added)
+                    for (int64_t d = 0; d < c->D; d++) o[d] += c->added[row * c->D + d];
                 if (lse) lse[row] = sum > 0.0 ? top + log(sum) : -INFINITY;
             }
     naive_close(&x);
@@ -275,8 +278,10 @@ void naive_attention_same(double *out, const naive_case *c)
                                 *v = x.v.same + hk * x.v.head + x.column[j] * c->D;
                     for (int64_t d = 0; d < c->D; d++) o[d] += p * v[d];
                 }
-                for (int64_t d = 0; d < c->D; d++)
+                for (int64_t d = 0; d < c->D; d++) {
+                    if (c->added) o[d] += (float)c->added[row * c->D + d];
                     out[row * c->D + d] = (double)esa_round_to(o[d], c->dtype);
+                }
             }
     free(o);
     naive_close(&x);

@@ -19,8 +19,9 @@ typedef struct naive_case {
     const int32_t *perm_q, *perm_k; /* position -> token, or NULL */
     /* The order of (b,h) starts at b*stride[0] + h*stride[1]. */
     int64_t perm_q_stride[2], perm_k_stride[2];
-    int32_t fine;       /* means of a block on the fine level */
-    int32_t exact_rows; /* queries of a block whose errors correct the others; 0: none */
+    int32_t fine;        /* means of a block on the fine level */
+    int32_t exact_rows;  /* queries of a block whose errors correct the others; 0: none */
+    const double *added; /* [B][Hq][Nq][D] by token, added before exact rows correct; or NULL */
 } naive_case;
 
 /* out [B][Hq][Nq][D] and lse [B][Hq][Nq] (may be NULL) in double from the inputs as stored. */

@@ -95,6 +95,18 @@ int usable(const esa_tensor *t)
            (double)t->dim[0] * (double)t->dim[1] * (double)t->dim[2] * (double)t->dim[3] < 1e9;
 }
 
+int usable_carry(const esa_carry *c)
+{
+    return c && c->struct_size == sizeof *c && c->device == ESA_DEVICE_CPU && c->value &&
+           (c->scale != NULL) == (c->format == ESA_CARRY_E4M3) &&
+           esa_carry_bytes(c->format, c->B, c->H, c->N, c->D) > 0;
+}
+
+static int64_t carry_bytes(const esa_carry *c)
+{
+    return c->B * c->H * c->N * c->D * (c->format == ESA_CARRY_E4M3 ? 1 : 2);
+}
+
 static void span(const esa_tensor *t, char **low, char **high)
 {
     const int64_t size = esa_dtype_size(t->dtype);
@@ -146,11 +158,30 @@ void mirror_close(mirror *m)
     gpu_free(m->kv_len);
 }
 
-/* 0 if a copy failed. host[i] NULL: not given. */
+/* Where a byte of the host is on the GPU. */
+static void *on_the_gpu(const mirror *m, const void *host)
+{
+    const char *at = host;
+    for (int j = 0; j < m->regions; j++) {
+        const region *r = &m->region[j];
+        if (at >= r->low && at < r->high) return r->gpu + r->lead + (at - r->low);
+    }
+    return NULL;
+}
+
 int mirror_open(mirror *m, const esa_tensor *const *host, int views)
+{
+    return mirror_open_carry(m, host, views, NULL, 0);
+}
+
+/* 0 if a copy failed. host[i] NULL: not given. */
+int mirror_open_carry(mirror *m, const esa_tensor *const *host, int views, const esa_carry *carry,
+                      int32_t use)
 {
     memset(m, 0, sizeof *m);
     m->views = views;
+    m->host_carry = carry;
+    m->makes = use == ESA_CARRY_MAKE;
     for (int i = 0; i < views; i++) {
         char *low, *high;
         m->host[i] = host[i];
@@ -158,18 +189,24 @@ int mirror_open(mirror *m, const esa_tensor *const *host, int views)
         span(host[i], &low, &high);
         add_region(m, low, high);
     }
+    if (carry) {
+        char *value = carry->value, *scale = (char *)carry->scale;
+        add_region(m, value, value + carry_bytes(carry));
+        if (scale) add_region(m, scale, scale + carry->B * carry->H * carry->N * 4);
+    }
     for (int i = 0; i < m->regions; i++)
         if (!open_region(&m->region[i])) return 0;
+    if (carry) {
+        m->carry = *carry;
+        m->carry.device = ESA_DEVICE_CUDA;
+        m->carry.value = on_the_gpu(m, carry->value);
+        if (carry->scale) m->carry.scale = on_the_gpu(m, carry->scale);
+    }
     for (int i = 0; i < views; i++) {
         if (!host[i]) continue;
         m->view[i] = *host[i];
         m->view[i].device = ESA_DEVICE_CUDA;
-        for (int j = 0; j < m->regions; j++) {
-            const region *r = &m->region[j];
-            char *data = host[i]->data;
-            if (data >= r->low && data < r->high)
-                m->view[i].data = r->gpu + r->lead + (data - r->low);
-        }
+        m->view[i].data = on_the_gpu(m, host[i]->data);
     }
     return 1;
 }
@@ -201,8 +238,17 @@ static void take_rows(const esa_tensor *t, region *r, const unsigned char *now)
             }
 }
 
-/* Outputs (views from `first` on) go back to the host; nothing else may have changed, and nothing
- * at all after a failure. */
+/* The same for bytes that follow each other. */
+static void take_bytes(void *host, int64_t bytes, region *r, const unsigned char *now)
+{
+    if (!host || (char *)host < r->low || (char *)host >= r->high) return;
+    const int64_t at = r->lead + ((char *)host - r->low);
+    memcpy(host, now + at, (size_t)bytes);
+    memcpy(r->image + at, now + at, (size_t)bytes);
+}
+
+/* Outputs (views from `first` on, and a difference that is made) go back to the host; nothing else
+ * may have changed, and nothing at all after a failure. */
 esa_status mirror_check(mirror *m, esa_status status, int first, const char *call)
 {
     for (int i = 0; i < m->regions; i++) {
@@ -214,6 +260,11 @@ esa_status mirror_check(mirror *m, esa_status status, int first, const char *cal
         }
         for (int v = first; v < m->views && !status; v++)
             if (m->host[v]) take_rows(m->host[v], r, now);
+        const esa_carry *c = m->makes && !status ? m->host_carry : NULL;
+        if (c) {
+            take_bytes(c->value, carry_bytes(c), r, now);
+            take_bytes(c->scale, c->B * c->H * c->N * 4, r, now);
+        }
         int64_t at = 0, changed = 0, where = 0;
         for (; at < r->bytes; at++)
             if (now[at] != r->image[at]) {

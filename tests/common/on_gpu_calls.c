@@ -32,6 +32,13 @@ esa_status REAL(esa_plan_order)(const esa_plan *, esa_mask *, const esa_tensor *
 esa_status REAL(esa_plan_attention)(const esa_plan *, const esa_mask *, const esa_tensor *,
                                     const esa_tensor *, const esa_tensor *, const esa_tensor *,
                                     const esa_tensor *, void *);
+esa_status REAL(esa_attention_carry)(esa_ctx *, const esa_tensor *, const esa_tensor *,
+                                     const esa_tensor *, const esa_tensor *, const esa_mask *,
+                                     const esa_attention_params *, const esa_carry *, int32_t);
+esa_status REAL(esa_plan_attention_carry)(const esa_plan *, const esa_mask *, const esa_tensor *,
+                                          const esa_tensor *, const esa_tensor *,
+                                          const esa_tensor *, const esa_tensor *, const esa_carry *,
+                                          int32_t, void *);
 esa_status REAL(esa_session_begin)(esa_session *);
 esa_status REAL(esa_session_set_kv_len)(esa_session *, const int32_t *);
 esa_status REAL(esa_session_attention)(esa_session *, int32_t, int32_t, const esa_tensor *,
@@ -53,6 +60,8 @@ __typeof__(REAL(esa_plan_select)) WRAP(esa_plan_select);
 __typeof__(REAL(esa_plan_select_qkv)) WRAP(esa_plan_select_qkv);
 __typeof__(REAL(esa_plan_order)) WRAP(esa_plan_order);
 __typeof__(REAL(esa_plan_attention)) WRAP(esa_plan_attention);
+__typeof__(REAL(esa_attention_carry)) WRAP(esa_attention_carry);
+__typeof__(REAL(esa_plan_attention_carry)) WRAP(esa_plan_attention_carry);
 __typeof__(REAL(esa_session_begin)) WRAP(esa_session_begin);
 __typeof__(REAL(esa_session_set_kv_len)) WRAP(esa_session_set_kv_len);
 __typeof__(REAL(esa_session_attention)) WRAP(esa_session_attention);
@@ -77,6 +86,33 @@ esa_status WRAP(esa_attention)(esa_ctx *ctx, const esa_tensor *q, const esa_tens
         status = REAL(esa_attention)(ctx, gpu_view(&m, 0), gpu_view(&m, 1), gpu_view(&m, 2),
                                      gpu_view(&m, 3), mask, &p);
         status = mirror_check(&m, status, 3, "esa_attention");
+    }
+    mirror_close(&m);
+    return status;
+}
+
+esa_status WRAP(esa_attention_carry)(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
+                                     const esa_tensor *v, const esa_tensor *o, const esa_mask *mask,
+                                     const esa_attention_params *params, const esa_carry *carry,
+                                     int32_t use)
+{
+    const esa_tensor *lse = params && params->struct_size == sizeof *params ? params->lse : NULL;
+    if (!on_gpu() || !usable(q) || !usable(k) || !usable(v) || !usable(o) ||
+        (lse && !usable(lse)) || !usable_carry(carry))
+        return REAL(esa_attention_carry)(ctx, q, k, v, o, mask, params, carry, use);
+    mirror m;
+    const esa_tensor *const host[] = { q, k, v, o, lse };
+    esa_attention_params p = params ? *params : esa_attention_params_default();
+    esa_status status = ESA_ERR_INTERNAL;
+    if (mirror_open_carry(&m, host, 5, carry, use)) {
+        if (p.struct_size == sizeof p) {
+            p.kv_len = put_lengths(&m, p.kv_len, q->dim[0]);
+            p.lse = gpu_view(&m, 4);
+        }
+        status = REAL(esa_attention_carry)(ctx, gpu_view(&m, 0), gpu_view(&m, 1), gpu_view(&m, 2),
+                                           gpu_view(&m, 3), mask, &p, &m.carry, use);
+        /* a call that makes d writes neither o nor the LSE */
+        status = mirror_check(&m, status, m.makes ? 5 : 3, "esa_attention_carry");
     }
     mirror_close(&m);
     return status;
@@ -270,6 +306,30 @@ esa_status WRAP(esa_plan_attention)(const esa_plan *plan, const esa_mask *mask, 
         status = REAL(esa_plan_attention)(plan, mask, gpu_view(&m, 0), gpu_view(&m, 1),
                                           gpu_view(&m, 2), gpu_view(&m, 3), gpu_view(&m, 4), w.ws);
         status = mirror_check(&m, status, 3, "esa_plan_attention");
+    }
+    mirror_close(&m);
+    return workspace_close(&w, status);
+}
+
+esa_status WRAP(esa_plan_attention_carry)(const esa_plan *plan, const esa_mask *mask,
+                                          const esa_tensor *q, const esa_tensor *k,
+                                          const esa_tensor *v, const esa_tensor *o,
+                                          const esa_tensor *lse, const esa_carry *carry,
+                                          int32_t use, void *ws)
+{
+    if (!on_gpu() || !usable(q) || !usable(k) || !usable(v) || !usable(o) ||
+        (lse && !usable(lse)) || !usable_carry(carry))
+        return REAL(esa_plan_attention_carry)(plan, mask, q, k, v, o, lse, carry, use, ws);
+    mirror m;
+    const esa_tensor *const host[] = { q, k, v, o, lse };
+    esa_status status = ESA_ERR_INTERNAL;
+    owner_renew(plan, q->dim[0]);
+    const workspace w = workspace_open(plan, ws);
+    if (mirror_open_carry(&m, host, 5, carry, use)) {
+        status = REAL(esa_plan_attention_carry)(plan, mask, gpu_view(&m, 0), gpu_view(&m, 1),
+                                                gpu_view(&m, 2), gpu_view(&m, 3), gpu_view(&m, 4),
+                                                &m.carry, use, w.ws);
+        status = mirror_check(&m, status, m.makes ? 5 : 3, "esa_plan_attention_carry");
     }
     mirror_close(&m);
     return workspace_close(&w, status);

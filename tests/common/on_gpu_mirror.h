@@ -4,8 +4,9 @@
 #define ESA_TESTS_ON_GPU_MIRROR_H
 
 #include "common/on_gpu.h"
+#include "esa/esa_carry.h"
 
-enum { MOST_VIEWS = 6, MOST_BATCH = 64 };
+enum { MOST_VIEWS = 8, MOST_BATCH = 64 };
 
 typedef struct region {
     char *low, *high;     /* host bytes [low, high) */
@@ -21,6 +22,9 @@ typedef struct mirror {
     esa_tensor view[MOST_VIEWS]; /* the same on the GPU */
     int views;
     int32_t *kv_len;
+    const esa_carry *host_carry; /* or NULL */
+    esa_carry carry;             /* the same on the GPU */
+    int32_t makes;               /* the call writes it */
 } mirror;
 
 typedef struct workspace {
@@ -34,8 +38,12 @@ void gpu_free(void *ptr);
 
 /* 1 if the view is one on the CPU that can be copied. */
 int usable(const esa_tensor *t);
+int usable_carry(const esa_carry *c);
 /* Copies all views to the GPU (host[i] may be NULL); 0: failed. Close the mirror in any case. */
 int mirror_open(mirror *m, const esa_tensor *const *host, int views);
+/* The same with a carried difference. */
+int mirror_open_carry(mirror *m, const esa_tensor *const *host, int views, const esa_carry *carry,
+                      int32_t use);
 void mirror_close(mirror *m);
 const esa_tensor *gpu_view(const mirror *m, int i);
 const int32_t *put_lengths(mirror *m, const int32_t *kv_len, int64_t B);

@@ -156,11 +156,12 @@ static esa_status store(esa_cuda_device *dev, int32_t lane, void *dst, const voi
                         int64_t bytes, void *stream)
 {
     (void)stream;
+    if (lane < ESA_CUDA_CARRY_LANE)
+        return stand_in_say(dev, ESA_ERR_INTERNAL, "a store from a lane for weights");
     const esa_status status = check_lane(dev, lane);
     if (status) return status;
-    if (lane < ESA_CUDA_CARRY_LANE || !is_pinned(dst, bytes))
-        return stand_in_say(dev, ESA_ERR_DEVICE,
-                            "a copy to memory that is not pinned, or from a lane for weights");
+    if (!is_pinned(dst, bytes))
+        return stand_in_say(dev, ESA_ERR_DEVICE, "a copy to memory that is not pinned");
     return queue(dev, lane, dst, src, bytes);
 }
 

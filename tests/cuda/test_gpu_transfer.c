@@ -59,7 +59,7 @@ static void sizes(void **state)
     static const int64_t bytes[] = { 1, 255, 4097, 1 << 20, (5 << 20) + 3 };
     (void)state;
     for (int i = 0; i < 5; i++)
-        for (int32_t lane = 0; lane < ESA_ENGINE_LANES; lane++) {
+        for (int32_t lane = 0; lane < ESA_TRANSFER_LANES; lane++) {
             const int64_t n = bytes[i], third = n / 3;
             uint8_t *src = pinned(n), *dst = device(n), *copy = device(n);
             for (int part = 0; part < 3; part++) {
@@ -111,6 +111,92 @@ static void blocks(void **state)
     for (int l = 0; l < LANES; l++) be->release(ctx, lane[l], n);
 }
 
+/* Any size to the host, in one piece and in two, and back through another lane. */
+static void stores(void **state)
+{
+    static const int64_t bytes[] = { 1, 255, 4097, (5 << 20) + 3 };
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        for (int32_t c = 0; c < ESA_CARRY_LANES; c++) {
+            const int32_t lane = ESA_CARRY_LANE + c,
+                          other = ESA_CARRY_LANE + (c + 1) % ESA_CARRY_LANES;
+            const int64_t n = bytes[i], half = n / 2;
+            uint8_t *want = pinned(n), *host = pinned(n), *from = device(n), *to = device(n),
+                    *copy = device(n);
+            must(ctx, tr->arrive(ctx, lane));          /* nothing was copied: nothing to wait for */
+            must(ctx, be->upload(ctx, from, want, n)); /* the work */
+            if (half) must(ctx, tr->store(ctx, lane, host, from, half));
+            must(ctx, tr->store(ctx, lane, host + half, from + half, n - half));
+            must(ctx, tr->fetch(ctx, other, to, host, n));
+            must(ctx, tr->arrive(ctx, other));
+            must(ctx, be->copy(ctx, copy, to, n));
+            must(ctx, tr->used(ctx, other));
+            expect(copy, want, n, "stored and fetched");
+            must(ctx, tr->landed(ctx, lane));
+            if (memcmp(host, want, (size_t)n)) fail_msg("stored: other bytes");
+            must(ctx, tr->landed(ctx, other));
+            tr->unpin(ctx, want);
+            tr->unpin(ctx, host);
+            be->release(ctx, from, n);
+            be->release(ctx, to, n);
+            be->release(ctx, copy, n);
+        }
+}
+
+/* What an anchor and the steps after it do: layers make their d in a few lanes and store it, the
+ * other branch reads it there, and the next steps fetch it one layer ahead. A second anchor writes
+ * the same host memory. The memory is large enough that a missing wait shows on a real GPU. */
+static void carried(void **state)
+{
+    enum { LAYERS = 10, STEPS = 4 };
+    (void)state;
+    const int64_t n = on_stand_in() || getenv("ESA_TEST_SMALL") ? 10000 : 24 << 20;
+    uint8_t *host[LAYERS], *want[LAYERS], *source[LAYERS], *out[LAYERS], *lane[ESA_CARRY_LANES],
+        *noise = device(n);
+    for (int l = 0; l < LAYERS; l++) {
+        host[l] = pinned(n);
+        want[l] = pinned(n);
+        source[l] = device(n);
+        out[l] = device(n);
+    }
+    for (int c = 0; c < ESA_CARRY_LANES; c++) lane[c] = device(n);
+    for (int step = 0; step < STEPS; step++) {
+        const int anchor = step % 2 == 0;
+        for (int l = 0; l < LAYERS && anchor; l++) {
+            want[l][0] ^= 1;
+            must(ctx, be->upload(ctx, source[l], want[l], n));
+        }
+        if (!anchor) must(ctx, tr->fetch(ctx, ESA_CARRY_LANE, lane[0], host[0], n));
+        for (int l = 0; l < LAYERS; l++) {
+            const int c = l % ESA_CARRY_LANES, next = (l + 1) % ESA_CARRY_LANES;
+            if (!anchor && l + 1 < LAYERS)
+                must(ctx, tr->fetch(ctx, ESA_CARRY_LANE + next, lane[next], host[l + 1], n));
+            must(ctx, tr->arrive(ctx, ESA_CARRY_LANE + c));
+            if (anchor) {
+                must(ctx, be->copy(ctx, lane[c], noise, n)); /* the kernel, which takes time */
+                must(ctx, be->copy(ctx, lane[c], source[l], n));
+                must(ctx, tr->store(ctx, ESA_CARRY_LANE + c, host[l], lane[c], n));
+            }
+            must(ctx, be->copy(ctx, out[l], lane[c], n));
+            must(ctx, tr->used(ctx, ESA_CARRY_LANE + c));
+        }
+        for (int l = 0; l < LAYERS; l++)
+            expect(out[l], want[l], n, anchor ? "made" : "fetched one layer ahead");
+    }
+    for (int c = 0; c < ESA_CARRY_LANES; c++) {
+        must(ctx, tr->landed(ctx, ESA_CARRY_LANE + c));
+        be->release(ctx, lane[c], n);
+    }
+    for (int l = 0; l < LAYERS; l++) {
+        if (memcmp(host[l], want[l], (size_t)n)) fail_msg("layer %d is not on the host", l);
+        tr->unpin(ctx, host[l]);
+        tr->unpin(ctx, want[l]);
+        be->release(ctx, source[l], n);
+        be->release(ctx, out[l], n);
+    }
+    be->release(ctx, noise, n);
+}
+
 /* After `landed` the source may change. */
 static void sources(void **state)
 {
@@ -141,12 +227,14 @@ static void failures(void **state)
     must(ctx, tr->pin(ctx, &ptr, 0));
     tr->unpin(ctx, ptr);
     tr->unpin(ctx, NULL);
-    refused(ctx, tr->arrive(ctx, ESA_ENGINE_LANES), ESA_ERR_INTERNAL, "lane");
+    refused(ctx, tr->arrive(ctx, ESA_TRANSFER_LANES), ESA_ERR_INTERNAL, "lane");
     refused(ctx, tr->used(ctx, -1), ESA_ERR_INTERNAL, "lane");
+    refused(ctx, tr->store(ctx, ESA_CARRY_LANE - 1, &ptr, &ptr, 1), ESA_ERR_INTERNAL, "lane");
+    refused(ctx, tr->store(ctx, ESA_TRANSFER_LANES, &ptr, &ptr, 1), ESA_ERR_INTERNAL, "lane");
 }
 
-/* That the stand-in catches what a real GPU only sometimes shows: reading before `arrive`, a source
- * that changes too early, memory that is not pinned. */
+/* That the stand-in catches what a real GPU only sometimes shows: reading before `arrive` or
+ * `landed`, a source that changes too early, memory that is not pinned. */
 static void caught(void **state)
 {
     (void)state;
@@ -163,6 +251,13 @@ static void caught(void **state)
     must(ctx, be->download(ctx, got, dst, 512));
     assert_memory_not_equal(got, want, 512);
     refused(ctx, tr->fetch(ctx, 0, dst, want, 512), ESA_ERR_DEVICE, "not pinned");
+    refused(ctx, tr->store(ctx, ESA_CARRY_LANE, want, dst, 512), ESA_ERR_DEVICE, "not pinned");
+    must(ctx, be->upload(ctx, dst, want, 512)); /* reading before landed, writing before arrive */
+    must(ctx, tr->store(ctx, ESA_CARRY_LANE, src, dst, 512));
+    assert_memory_not_equal(src, want, 512);
+    must(ctx, be->upload(ctx, dst, got, 512));
+    must(ctx, tr->landed(ctx, ESA_CARRY_LANE));
+    assert_memory_not_equal(src, want, 512);
     tr->unpin(ctx, src);
     be->release(ctx, dst, 512);
 }
@@ -180,6 +275,8 @@ static void bad_luck(void **state)
     must(ctx, tr->pin(ctx, &src, 64));
     setenv("ESA_STAND_IN_FAIL", "0", 1);
     refused(ctx, tr->fetch(ctx, 1, dst, src, 64), ESA_ERR_DEVICE, "told to fail");
+    setenv("ESA_STAND_IN_FAIL", "0", 1);
+    refused(ctx, tr->store(ctx, ESA_CARRY_LANE, src, dst, 64), ESA_ERR_DEVICE, "told to fail");
     setenv("ESA_STAND_IN_FAIL", "0", 1);
     refused(ctx, tr->arrive(ctx, 1), ESA_ERR_DEVICE, "told to fail");
     setenv("ESA_STAND_IN_FAIL", "0", 1);
@@ -315,9 +412,11 @@ static void times(void **state)
     (void)state;
     if (!getenv("ESA_TEST_TIMES")) return;
     const int64_t n = INT64_C(700) << 20;
-    void *src = NULL, *dst = device(n), *a = device(n), *b = device(n);
+    void *src = NULL, *host = NULL, *dst = device(n), *a = device(n), *b = device(n);
     must(ctx, tr->pin(ctx, &src, n));
+    must(ctx, tr->pin(ctx, &host, n));
     memset(src, 1, (size_t)n);
+    memset(host, 1, (size_t)n);
     for (int busy = 0; busy < 2; busy++) {
         double best = 1e9, seconds;
         esa_mark from = { 0 }, to = { 0 };
@@ -337,7 +436,28 @@ static void times(void **state)
         be->mark_release(ctx, &from);
         be->mark_release(ctx, &to);
     }
+    for (int back = 0; back < 2; back++) { /* to the host; beside a copy the other way */
+        double best = 1e9, seconds;
+        esa_mark from = { 0 }, to = { 0 };
+        for (int i = 0; i < 5; i++) {
+            must(ctx, esa_device_sync(ctx));
+            must(ctx, be->mark_record(ctx, &from));
+            must(ctx, tr->used(ctx, 0));
+            if (back) must(ctx, tr->fetch(ctx, 0, a, src, n));
+            must(ctx, tr->store(ctx, ESA_CARRY_LANE, host, dst, n));
+            must(ctx, tr->arrive(ctx, ESA_CARRY_LANE));
+            if (back) must(ctx, tr->arrive(ctx, 0));
+            must(ctx, be->mark_record(ctx, &to));
+            must(ctx, be->mark_elapsed(ctx, &seconds, &from, &to));
+            best = seconds < best ? seconds : best;
+        }
+        printf("700 MiB to pinned memory%s: %.2f ms, %.1f GB/s\n",
+               back ? " beside 700 MiB from it" : "", 1e3 * best, 1e-9 * (double)n / best);
+        be->mark_release(ctx, &from);
+        be->mark_release(ctx, &to);
+    }
     tr->unpin(ctx, src);
+    tr->unpin(ctx, host);
     be->release(ctx, dst, n);
     be->release(ctx, a, n);
     be->release(ctx, b, n);
@@ -346,9 +466,10 @@ static void times(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),       cmocka_unit_test(blocks),   cmocka_unit_test(sources),
-        cmocka_unit_test(caught),      cmocka_unit_test(bad_luck), cmocka_unit_test(failures),
-        cmocka_unit_test(conversions), cmocka_unit_test(times),
+        cmocka_unit_test(sizes),    cmocka_unit_test(blocks),   cmocka_unit_test(stores),
+        cmocka_unit_test(carried),  cmocka_unit_test(sources),  cmocka_unit_test(caught),
+        cmocka_unit_test(bad_luck), cmocka_unit_test(failures), cmocka_unit_test(conversions),
+        cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, begin, engine_end);
 }

@@ -9,6 +9,7 @@
 // a negative scale needs no special case.
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/attention/walk.cuh"
+#include "rules/carry.h"
 
 namespace
 {
@@ -171,6 +172,75 @@ struct thread_rows { // state of the four rows of a thread
         }
     }
 
+    // Column c, e of row r with a carried difference: o / l + d, or dense - o / l. number: of the
+    // row of d.
+    template <class T>
+    __device__ __forceinline__ float carried(const esa_attn_args &a, const T *dst, int64_t number,
+                                             int d, float mine) const
+    {
+        if (a.carry.use == ESA_CARRY_MAKE) {
+            T sparse;
+            round_to(&sparse, mine);
+            return esa_carry_difference(to_float(dst[d]), to_float(sparse));
+        }
+        const int64_t at = number * a.D + d;
+        return a.carry.scale ? mine + esa_f8_to_f32(((const uint8_t *)a.carry.value)[at]) *
+                                          a.carry.scale[number]
+                             : mine + esa_bf16_to_f32(((const uint16_t *)a.carry.value)[at]);
+    }
+
+    // The same as store with a carried difference.
+    template <class T>
+    __device__ __forceinline__ void store_carried(const attention_job &job, const tile_place &p,
+                                                  int y, int x)
+    {
+        const esa_attn_args &a = job.a;
+        const bool makes = a.carry.use == ESA_CARRY_MAKE;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float sum = lanes_sum<SHARERS>(l[r]), inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const bool exists = 4 * y + r < p.rows;
+            const int64_t token = exists ? token_of(job, p, p.row + 4 * y + r) : 0,
+                          number = p.b * a.carry.batch + p.h * a.Nq + token;
+            T *const dst = (T *)a.o + p.b * a.o_stride[0] + p.h * a.o_stride[1] +
+                           token * a.o_stride[2];
+            float largest = 0.0f;
+#pragma unroll
+            for (int c = 0; c < MOST_COLUMNS; ++c)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int d = 64 * c + 4 * x + e;
+                    if (!exists || d >= a.D) continue;
+                    o[r][c][e] = carried(a, dst, number, d, o[r][c][e] * inverse);
+                    largest = fmaxf(largest, fabsf(o[r][c][e]));
+                    if (!makes) round_to(dst + d, o[r][c][e]);
+                }
+            if (exists && a.lse && x == 0) store_lse(a, p, token, r, sum);
+            if (!makes) continue;
+            largest = lanes_max<SHARERS>(largest); // all lanes of the warp take part
+            const float scale = esa_carry_scale(largest), factor = esa_carry_inverse(scale);
+            if (exists && a.carry.scale && x == 0) a.carry.scale[number] = scale;
+#pragma unroll
+            for (int c = 0; c < MOST_COLUMNS; ++c)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int64_t d = 64 * c + 4 * x + e, at = number * a.D + d;
+                    if (!exists || d >= a.D) continue;
+                    if (a.carry.scale)
+                        ((uint8_t *)a.carry.value)[at] = esa_f32_to_f8(o[r][c][e] * factor);
+                    else
+                        ((uint16_t *)a.carry.value)[at] = esa_f32_to_bf16(o[r][c][e]);
+                }
+        }
+    }
+
+    __device__ __forceinline__ void store_lse(const esa_attn_args &a, const tile_place &p,
+                                              int64_t token, int r, float sum) const
+    {
+        a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
+            sum == 0.0f ? -INFINITY : fmaf(m[r], 0.6931471805599453f, logf(sum));
+    }
+
     template <class T>
     __device__ __forceinline__ void store(const attention_job &job, const tile_place &p, int y,
                                           int x) const
@@ -190,14 +260,12 @@ struct thread_rows { // state of the four rows of a thread
                 for (int e = 0; e < 4; ++e)
                     if (64 * c + 4 * x + e < a.D)
                         round_to(dst + 64 * c + 4 * x + e, o[r][c][e] * inverse);
-            if (a.lse && x == 0)
-                a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
-                    sum == 0.0f ? -INFINITY : fmaf(m[r], 0.6931471805599453f, logf(sum));
+            if (a.lse && x == 0) store_lse(a, p, token, r, sum);
         }
     }
 };
 
-template <class T>
+template <class T, bool CARRY>
 __global__ __launch_bounds__(THREADS,
                              4) void simt_attention(const __grid_constant__ attention_job job,
                                                     float factor)
@@ -250,7 +318,10 @@ __global__ __launch_bounds__(THREADS,
         rows.attend(p_tile, kv, D, y, x);
         __syncthreads();
     }
-    rows.store<T>(job, p, y, x);
+    if constexpr (CARRY)
+        rows.store_carried<T>(job, p, y, x);
+    else
+        rows.store<T>(job, p, y, x);
 }
 
 template <class T>
@@ -262,13 +333,12 @@ esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t s
     if (status || tiles == 0) return status;
     // The limit belongs to the kernel, not to this launch. A smaller one could reach the launch of
     // another thread between its two calls.
+    const auto kernel = job->a.carry.value ? simt_attention<T, true> : simt_attention<T, false>;
     status = device_check(
-        dev,
-        cudaFuncSetAttribute(simt_attention<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+        dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
         "preparing the simt kernel");
     if (status) return status;
-    simt_attention<T>
-        <<<tiles, THREADS, shared, stream>>>(*job, (float)(job->a.scale * 1.4426950408889634));
+    kernel<<<tiles, THREADS, shared, stream>>>(*job, (float)(job->a.scale * 1.4426950408889634));
     return launch_check(dev, "launching the simt kernel");
 }
 

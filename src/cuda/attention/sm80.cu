@@ -1,4 +1,4 @@
-// sm80.cu - which jobs the sm80 kernel takes, and its ten instantiations.
+// sm80.cu - which jobs the sm80 kernel takes, and its instantiations: ten, and ten with a carry.
 // SPDX-License-Identifier: Apache-2.0
 //
 // | D      | rows | ring | shared memory | blocks per multiprocessor with 227 / 163 / 99 KB  |
@@ -28,7 +28,9 @@ static esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStr
 {
     const esa_attn_args *a = &job->a;
     constexpr int shared = sm80_shared_bytes<DP, MT, STAGES>();
-    const auto kernel = sm80_attention<T, DP, MT, STAGES, HELD, BLOCKS>;
+    static_assert(shared >= SM80_WARPS * CARRY_ROWS * DP * 4, "rows in f32 are staged over it");
+    const auto kernel = a->carry.value ? sm80_attention<T, DP, MT, STAGES, HELD, BLOCKS, true>
+                                       : sm80_attention<T, DP, MT, STAGES, HELD, BLOCKS, false>;
     unsigned tiles = 0;
     esa_status status = count_tiles<64 * MT>(&tiles, dev, a);
     if (status || tiles == 0) return status;

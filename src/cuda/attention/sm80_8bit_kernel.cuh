@@ -134,7 +134,8 @@ DEV void to_values(warp_rows<DP, MT> &rows, const attention_job &job, const tile
     }
 }
 
-template <template <int> class Values, class T, int DP, int MT, bool HELD, int BLOCKS>
+// CARRY: adds or makes a carried difference.
+template <template <int> class Values, class T, int DP, int MT, bool HELD, int BLOCKS, bool CARRY>
 __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     const __grid_constant__ sm80_8bit_params params)
 {
@@ -232,7 +233,12 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
     __syncthreads();
     const int first = warp * 16 * MT;
     to_values<DP, MT>(rows, job, p, first, params.scale_log2, lane);
-    rows.template store<T>(job, p, q_tile + first * DP * 2, first, params.o_vectors, 1.0f, lane);
+    if constexpr (CARRY)
+        rows.template store_carried<T>(job, p, q_tile + warp * CARRY_ROWS * DP * 4, first,
+                                       params.o_vectors, 1.0f, lane);
+    else
+        rows.template store<T>(job, p, q_tile + first * DP * 2, first, params.o_vectors, 1.0f,
+                               lane);
 }
 
 // ---------------------------------------------------------------- the launches
@@ -244,7 +250,10 @@ static esa_status launch_8bit(esa_cuda_device *dev, const attention_job *job, cu
     // Queries; then two stages of keys and values.
     constexpr int shared = 64 * MT * DP + 2 * (SM80_KEYS * DP + Values<DP>::BYTES);
     static_assert(shared >= 64 * MT * DP * 2, "the result is staged over all of it");
-    const auto kernel = sm80_8bit_attention<Values, T, DP, MT, HELD, BLOCKS>;
+    static_assert(shared >= SM80_WARPS * CARRY_ROWS * DP * 4, "rows in f32 are staged over it");
+    const auto kernel = a->carry.value
+                            ? sm80_8bit_attention<Values, T, DP, MT, HELD, BLOCKS, true>
+                            : sm80_8bit_attention<Values, T, DP, MT, HELD, BLOCKS, false>;
     unsigned tiles = 0;
     esa_status status = count_tiles<64 * MT>(&tiles, dev, a);
     if (status || tiles == 0) return status;

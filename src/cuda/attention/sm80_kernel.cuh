@@ -50,7 +50,8 @@ DEV void load_step(uint32_t dst, int step, const T *head, int64_t stride, const 
     loader::copy_some(dst, (const T *)mean + row * DP, DP, valid, DP);
 }
 
-template <class T, int DP, int MT, int STAGES, bool HELD, int BLOCKS>
+// CARRY: adds or makes a carried difference.
+template <class T, int DP, int MT, int STAGES, bool HELD, int BLOCKS, bool CARRY>
 __global__ __launch_bounds__(SM80_THREADS,
                              BLOCKS) void sm80_attention(const __grid_constant__ sm80_params params)
 {
@@ -171,6 +172,10 @@ __global__ __launch_bounds__(SM80_THREADS,
     // A tile without steps: its queries may still be arriving where the rows are staged.
     copy_wait<0>();
     __syncthreads();
-    rows.template store<T>(job, p, q_tile + warp * 16 * MT * DP * 2, warp * 16 * MT,
-                           params.o_vectors, scale_log2, lane);
+    if constexpr (CARRY)
+        rows.template store_carried<T>(job, p, q_tile + warp * CARRY_ROWS * DP * 4, warp * 16 * MT,
+                                       params.o_vectors, scale_log2, lane);
+    else
+        rows.template store<T>(job, p, q_tile + warp * 16 * MT * DP * 2, warp * 16 * MT,
+                               params.o_vectors, scale_log2, lane);
 }

@@ -11,8 +11,9 @@
 // codes where they hold two 16-bit elements.
 #pragma once
 
-#include "cuda/runtime/sm80_ptx.cuh"
+#include "cuda/attention/carry_store.cuh"
 #include "cuda/attention/walk.cuh"
+#include "cuda/runtime/sm80_ptx.cuh"
 
 constexpr int SM80_THREADS = 128, SM80_WARPS = 4;
 constexpr int SM80_KEYS = 64; // keys per step
@@ -361,8 +362,32 @@ template <int DP, int MT> struct warp_rows {
             }
     }
 
+    // Sum of row r.
+    __device__ __forceinline__ float sum_of(int r) const
+    {
+        float sum = l[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        return sum + __shfl_xor_sync(~0u, sum, 2);
+    }
+    // What row r is multiplied by. A sum of 0 is an empty row; NaN stays NaN.
+    DEV float inverse_of(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+    // Writes the LSE of row r, if it is asked for.
+    __device__ __forceinline__ void store_lse(const attention_job &job, const tile_place &p,
+                                              int first, int r, float sum, float scale_log2,
+                                              int lane) const
+    {
+        const esa_attn_args &a = job.a;
+        const int row = r * 8 + lane / 4;
+        if (a.lse && lane % 4 == 0 && first + row < p.rows) {
+            const int64_t token = token_of(job, p, p.row + first + row);
+            a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
+                sum == 0.0f ? -INFINITY : fmaf(m[r] * scale_log2, 0.6931471805599453f, logf(sum));
+        }
+    }
+
     // Writes O / l to global memory through shared memory (16 MT rows at tile), whole rows at a
-    // time, and the LSE. A sum of 0 is an empty row.
+    // time, and the LSE.
     template <class T>
     __device__ __forceinline__ void store(const attention_job &job, const tile_place &p,
                                           uint32_t tile, int first, bool vectors, float scale_log2,
@@ -371,22 +396,14 @@ template <int DP, int MT> struct warp_rows {
         const esa_attn_args &a = job.a;
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) {
-            float sum = l[r];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum; // NaN stays NaN
+            const float sum = sum_of(r), inverse = inverse_of(sum);
             const int row = r * 8 + lane / 4;
 #pragma unroll
             for (int n = 0; n < DP / 8; ++n)
                 store_shared(tile + row * DP * 2 + (n ^ row % 8) * 16 + lane % 4 * 4,
                              pack2<T>(o[r / 2][n][r % 2 * 2] * inverse,
                                       o[r / 2][n][r % 2 * 2 + 1] * inverse));
-            if (a.lse && lane % 4 == 0 && first + row < p.rows) {
-                const int64_t token = token_of(job, p, p.row + first + row);
-                a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
-                    sum == 0.0f ? -INFINITY
-                                : fmaf(m[r] * scale_log2, 0.6931471805599453f, logf(sum));
-            }
+            store_lse(job, p, first, r, sum, scale_log2, lane);
         }
         __syncwarp();
         T *const head = (T *)a.o + p.b * a.o_stride[0] + p.h * a.o_stride[1];
@@ -406,6 +423,31 @@ template <int DP, int MT> struct warp_rows {
 #pragma unroll
             for (int e = 0; e < 8; ++e)
                 if (chunk * 8 + e < D) ((uint16_t *)dst)[e] = (uint16_t)(word[e / 2] >> e % 2 * 16);
+        }
+    }
+
+    // The same with a carried difference. tile: room for 16 rows in f32.
+    template <class T>
+    __device__ __forceinline__ void store_carried(const attention_job &job, const tile_place &p,
+                                                  uint32_t tile, int first, bool vectors,
+                                                  float scale_log2, int lane)
+    {
+#pragma unroll
+        for (int m_ = 0; m_ < MT; ++m_) {
+            const staged_rows<T, DP> rows(job, p, tile, first + 16 * m_, vectors, lane);
+            rows.finish([&] {
+#pragma unroll
+                for (int r = 2 * m_; r < 2 * m_ + 2; ++r) {
+                    const float sum = sum_of(r), inverse = inverse_of(sum);
+                    const int row = r % 2 * 8 + lane / 4, e = r % 2 * 2;
+#pragma unroll
+                    for (int n = 0; n < DP / 8; ++n)
+                        store_shared(tile + staged_place<DP>(row, 2 * n + lane % 4 / 2) +
+                                         lane % 2 * 8,
+                                     make_float2(o[m_][n][e] * inverse, o[m_][n][e + 1] * inverse));
+                    store_lse(job, p, first, r, sum, scale_log2, lane);
+                }
+            });
         }
     }
 };

@@ -114,13 +114,23 @@ attn_launch launch_of(const esa_cuda_device *dev, const attention_job *job, int 
                       cudaStream_t stream)
 {
     attn_launch l = {};
-    l.args = kernel_args_of(job, tile);
+    (kernel_args &)l.args = kernel_args_of(job, tile);
+    l.args.carry = job->a.carry;
     l.wide = tile == WIDE_TILE;
     l.D = (int32_t)job->a.D;
     l.full = l.args.causal || l.args.stands || l.args.state_o;
     l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
     l.stream = stream;
     return l;
+}
+
+template <class T> cudaError_t run16(const attn_launch &l)
+{
+    return l.args.carry.value ? attn_run_carry<T>(l) : attn_run<T>(l);
+}
+template <class T> cudaError_t run8(const attn_launch &l)
+{
+    return l.args.carry.value ? attn8_run_carry<T>(l) : attn8_run<T>(l);
 }
 
 // What does not depend on views.
@@ -162,8 +172,7 @@ esa_status sm90_8bit_launch(esa_cuda_device *dev, const attention_job *job, cuda
     attn_launch l = launch_of(dev, job, TILE_Q, stream);
     if (!make_maps8(&l, dev, job))
         return device_fail(dev, ESA_ERR_UNSUPPORTED, "the driver refused a tensor map of 8 bit");
-    return device_check(dev,
-                        job->a.dtype == ESA_DTYPE_BF16 ? attn8_run<bf16>(l) : attn8_run<f16>(l),
+    return device_check(dev, job->a.dtype == ESA_DTYPE_BF16 ? run8<bf16>(l) : run8<f16>(l),
                         "the 8-bit sm90a attention kernel");
 }
 
@@ -183,6 +192,6 @@ esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStrea
         return device_fail(dev, ESA_ERR_UNSUPPORTED,
                            "the driver refused a tensor map for q, k or v, whose strides are "
                            "positive multiples of 16 bytes");
-    return device_check(dev, job->a.dtype == ESA_DTYPE_BF16 ? attn_run<bf16>(l) : attn_run<f16>(l),
+    return device_check(dev, job->a.dtype == ESA_DTYPE_BF16 ? run16<bf16>(l) : run16<f16>(l),
                         "the sm90a attention kernel");
 }

@@ -31,12 +31,13 @@ namespace sm90
 
 constexpr int SUM_STAGES = 8;
 
-template <class T, int D, bool FULL> struct consumer8 {
+template <class T, int D, bool FULL, bool CARRY> struct consumer8 {
     static constexpr int NO = D / 2 + 4; // elements of o: D columns and eight of sums
     using plan = smem_plan<D, 8>;
     using ring_pos = typename plan::ring;
 
-    const kernel_args &a;
+    using kernel_args_t = typename args_of<CARRY>::type;
+    const kernel_args_t &a;
     const smem_view<D, 8> &sm;
     const int wg, warp, lane;
     ring_pos ring;
@@ -49,9 +50,10 @@ template <class T, int D, bool FULL> struct consumer8 {
     float alpha[2];     // if so: the factors for what came before
     float beta[2];      // factors for o when it takes t: all alphas since the last time
     int left;           // stages until it does
+    carry_rows<T, D, TILE_Q, CARRY> carry;
 
-    __device__ __forceinline__ consumer8(const kernel_args &a, const smem_view<D, 8> &sm, int warp,
-                                         int lane)
+    __device__ __forceinline__ consumer8(const kernel_args_t &a, const smem_view<D, 8> &sm,
+                                         int warp, int lane)
         : a(a), sm(sm), wg(warp / 4), warp(warp % 4), lane(lane)
     {
     }
@@ -155,7 +157,7 @@ template <class T, int D, bool FULL> struct consumer8 {
     }
 
     // The first stage, with nothing else in flight.
-    __device__ __forceinline__ void first(const float (&fq)[2])
+    __device__ __forceinline__ void first(const float (&fq)[2], const tile_info &tile)
     {
         const ring_pos k = ring;
         ring.step();
@@ -164,6 +166,7 @@ template <class T, int D, bool FULL> struct consumer8 {
         wgmma_pin(s);
         wgmma_fence();
         issue_qk(k.stage);
+        carry.prefetch(a, tile);
         wgmma_wait<0>();
         wgmma_pin(s);
         if (note.flags)
@@ -220,13 +223,14 @@ template <class T, int D, bool FULL> struct consumer8 {
                      "@any bra.uni STAY;}" ::"r"(sign)
                      : "memory");
     }
-    __device__ __forceinline__ void drain()
+    __device__ __forceinline__ void drain(const tile_info &tile)
     {
         merge();
         mbar_wait(sm.full(ring.stage), ring.phase);
         wgmma_pin(p), wgmma_pin(t);
         wgmma_fence();
         issue_pv(ring.stage);
+        carry.load(a, tile);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(t);
         release(sm.empty(ring.stage));
@@ -240,13 +244,13 @@ template <class T, int D, bool FULL> struct consumer8 {
         const float *const scale = a.q_scale + tile.bh * rows + tile.q0 + 64 * wg + 16 * warp +
                                    lane / 4;
         const float fq[2] = { scale[0] * a.scale * 1.44269504f, scale[8] * a.scale * 1.44269504f };
-        first(fq);
+        first(fq, tile);
         int j = 1;
         for (const int end = FULL ? max(1, tile.listed) : tile.n; j < end; ++j) next<false>(fq);
         if constexpr (FULL)
             for (; j < tile.n; ++j) next<true>(fq);
         release(sm.q_empty());
-        drain();
+        drain(tile);
     }
 
     // Multiplies o by the scales of the values and adds their centre times the sums; store_tile
@@ -275,7 +279,7 @@ template <class T, int D, bool FULL> struct consumer8 {
                 out[4 * c + 2 * r + 1] = fmaf(o[4 * c + 2 * r + 1], s.y, sum * z.y);
             }
         }
-        store_tile<T, D, true>(a, tile, out, sums, top);
+        store_tile<T, D, true>(a, tile, out, sums, top, carry);
     }
 
     __device__ __forceinline__ void run()
@@ -296,17 +300,18 @@ template <class T, int D, bool FULL> struct consumer8 {
             } else {
                 __syncwarp(); // all lanes have read the tile
                 release(sm.q_empty());
+                carry.load(a, tile);
             }
             store(tile);
         }
     }
 };
 
-template <class T, int D, bool FULL>
+template <class T, int D, bool FULL, bool CARRY>
 __global__ void __launch_bounds__(block_shape<D, 8>::THREADS, 1)
-    attn8_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
-                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
-                 const __grid_constant__ CUtensorMap k_mean,
+    attn8_kernel(const __grid_constant__ typename args_of<CARRY>::type a,
+                 const __grid_constant__ CUtensorMap qm, const __grid_constant__ CUtensorMap km,
+                 const __grid_constant__ CUtensorMap vm, const __grid_constant__ CUtensorMap k_mean,
                  const __grid_constant__ CUtensorMap v_mean)
 {
     using S = block_shape<D, 8>;
@@ -335,8 +340,29 @@ __global__ void __launch_bounds__(block_shape<D, 8>::THREADS, 1)
                  [&](const gather_job &job) { gather8<D>(a, sm, job, lane); });
     } else {
         regs_raise<S::CONSUMER_REGS>();
-        consumer8<T, D, FULL>(a, sm, warp, lane).run();
+        consumer8<T, D, FULL, CARRY>(a, sm, warp, lane).run();
     }
+}
+
+template <class T, int D, bool FULL, bool CARRY> static cudaError_t launch8(const attn_launch &l)
+{
+    constexpr int bytes = smem_plan<D, 8>::BLOCK;
+    const auto kernel = attn8_kernel<T, D, FULL, CARRY>;
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               bytes);
+    if (e != cudaSuccess) return e;
+    kernel<<<l.blocks, block_shape<D, 8>::THREADS, bytes, l.stream>>>(l.args, l.q, l.k, l.v,
+                                                                      l.k_mean, l.v_mean);
+    return cudaGetLastError();
+}
+
+template <class T> cudaError_t attn8_run(const attn_launch &l)
+{
+    return l.full ? launch8<T, 128, true, false>(l) : launch8<T, 128, false, false>(l);
+}
+template <class T> cudaError_t attn8_run_carry(const attn_launch &l)
+{
+    return l.full ? launch8<T, 128, true, true>(l) : launch8<T, 128, false, true>(l);
 }
 
 } // namespace sm90

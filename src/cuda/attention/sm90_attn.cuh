@@ -88,8 +88,13 @@ static __device__ __forceinline__ const float *key_scales(const kernel_args &a, 
     return a.k_scale + ((int64_t)b * (a.Hq / a.group) + h) * a.nk;
 }
 
+// The parameter of kernels with a carry. Those without keep kernel_args, and so their code.
+struct carried_args : kernel_args {
+    esa_carry_args carry;
+};
+
 struct attn_launch { // filled by sm90.cu
-    kernel_args args;
+    carried_args args;
     CUtensorMap q, k, v, k_mean, v_mean, k_fine, v_fine;
     int32_t D, blocks;
     bool full, wide; // wide: tiles of WIDE_TILE rows
@@ -98,8 +103,11 @@ struct attn_launch { // filled by sm90.cu
 struct tensor_maps { // those of attn_launch, as the kernel's parameters
     const CUtensorMap *q, *k, *v, *k_mean, *v_mean, *k_fine, *v_fine;
 };
-template <class T> cudaError_t attn_run(const attn_launch &l);  // bf16, f16
-template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
+// T: bf16, f16. The calls of _carry are those with a carry.
+template <class T> cudaError_t attn_run(const attn_launch &l);
+template <class T> cudaError_t attn8_run(const attn_launch &l);
+template <class T> cudaError_t attn_run_carry(const attn_launch &l);
+template <class T> cudaError_t attn8_run_carry(const attn_launch &l);
 
 // How a multiprocessor is divided. The producers of all teams share one warpgroup, whose registers
 // go to the consumers. Its other warps are the helpers. setmaxnreg moves registers within what the

@@ -11,11 +11,11 @@
 namespace sm90
 {
 
-template <class T, bool FULL, bool ONES>
-struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
+template <class T, bool FULL, bool ONES, bool CARRY>
+struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES, CARRY> {
     static constexpr int D = 64;
     static constexpr int HALF = 64 * 128 >> 4; // 64 rows further, in descriptor units
-    using base = team_member<T, D, FULL, TILE_Q, ONES>;
+    using base = team_member<T, D, FULL, TILE_Q, ONES, CARRY>;
     using base::o;
     using base::release;
     using base::ring;
@@ -50,12 +50,13 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
     }
 
     // Half 0 of the first stage of a tile, with nothing else in flight.
-    __device__ __forceinline__ uint32_t first(ring_pos k, float scale_log2)
+    __device__ __forceinline__ uint32_t first(ring_pos k, const tile_info &t, float scale_log2)
     {
         mbar_wait(sm.full(k.stage), k.phase);
         wgmma_pin(s);
         wgmma_fence();
         issue_qk(k.stage, 0);
+        base::carry.prefetch(base::a, t);
         wgmma_wait<0>();
         wgmma_pin(s);
         float bias = 0.0f;
@@ -107,7 +108,7 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
     {
         ring_pos k = ring;
         ring.step();
-        uint32_t flags = first(k, scale_log2);
+        uint32_t flags = first(k, t, scale_log2);
         for (int j = 1;; ++j) { // half 1 of stage j - 1, then half 0 of stage j
             // Stage j - 1 has no note, and from stage first_bare() on the list has none: there are
             // none to read until the list ends.
@@ -126,13 +127,13 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
                 ring.step();
                 if (j == t.n && (flags & NOTE_SHORT)) {
                     release(sm.empty(k.stage));
-                    drain(0);
+                    drain(0, t);
                     return;
                 }
                 next<1, true>(k, v, flags, scale_log2);
             }
             if (j == t.n) {
-                drain(1);
+                drain(1, t);
                 return;
             }
             ring_pos v = ring;
@@ -144,7 +145,7 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         }
     }
     // P V of the last half of a tile.
-    __device__ __forceinline__ void drain(int half)
+    __device__ __forceinline__ void drain(int half, const tile_info &t)
     {
         release(sm.q_empty());
         ring_pos v = ring;
@@ -153,6 +154,7 @@ struct consumer_halves : team_member<T, 64, FULL, TILE_Q, ONES> {
         wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();
         issue_pv(v.stage, half);
+        base::carry.load(base::a, t);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(o);
         release(sm.empty(v.stage));

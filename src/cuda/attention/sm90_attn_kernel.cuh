@@ -13,19 +13,20 @@
 namespace sm90
 {
 
-template <class T, int D, bool FULL, int ROWS, bool ONES> struct consumer_of {
-    using type = consumer_whole<T, D, FULL, ROWS, ONES>;
+template <class T, int D, bool FULL, int ROWS, bool ONES, bool CARRY> struct consumer_of {
+    using type = consumer_whole<T, D, FULL, ROWS, ONES, CARRY>;
 };
-template <class T, bool FULL, bool ONES> struct consumer_of<T, 64, FULL, TILE_Q, ONES> {
-    using type = consumer_halves<T, FULL, ONES>;
+template <class T, bool FULL, bool ONES, bool CARRY>
+struct consumer_of<T, 64, FULL, TILE_Q, ONES, CARRY> {
+    using type = consumer_halves<T, FULL, ONES, CARRY>;
 };
 
 // ONES: as in softmax_rows
-template <class T, int D, bool FULL, int ROWS, bool ONES>
+template <class T, int D, bool FULL, int ROWS, bool ONES, bool CARRY>
 __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
-    attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
-                const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
-                const __grid_constant__ CUtensorMap k_mean,
+    attn_kernel(const __grid_constant__ typename args_of<CARRY>::type a,
+                const __grid_constant__ CUtensorMap qm, const __grid_constant__ CUtensorMap km,
+                const __grid_constant__ CUtensorMap vm, const __grid_constant__ CUtensorMap k_mean,
                 const __grid_constant__ CUtensorMap v_mean,
                 const __grid_constant__ CUtensorMap k_fine,
                 const __grid_constant__ CUtensorMap v_fine)
@@ -67,24 +68,39 @@ __global__ void __launch_bounds__(block_shape<D, 16, ROWS>::THREADS, 1)
         }
     } else {
         regs_raise<S::CONSUMER_REGS>();
-        typename consumer_of<T, D, FULL, ROWS, ONES>::type c(a, sm, team,
-                                                             warp % (4 * S::TEAM_CONSUMERS), lane);
+        typename consumer_of<T, D, FULL, ROWS, ONES, CARRY>::type c(
+            a, sm, team, warp % (4 * S::TEAM_CONSUMERS), lane);
         c.begin();
         consume<T, D, ONES>(c);
     }
 }
 
-template <class T, int D, bool FULL, bool ONES, int ROWS = TILE_Q>
+template <class T, int D, bool FULL, bool ONES, int ROWS = TILE_Q, bool CARRY = false>
 static cudaError_t launch(const attn_launch &l)
 {
     constexpr int bytes = smem_plan<D, 16, ROWS>::BLOCK;
-    const auto kernel = attn_kernel<T, D, FULL, ROWS, ONES>;
+    const auto kernel = attn_kernel<T, D, FULL, ROWS, ONES, CARRY>;
     const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                bytes);
     if (e != cudaSuccess) return e;
     kernel<<<l.blocks, block_shape<D, 16, ROWS>::THREADS, bytes, l.stream>>>(
         l.args, l.q, l.k, l.v, l.k_mean, l.v_mean, l.k_fine, l.v_fine);
     return cudaGetLastError();
+}
+
+template <class T, int D, bool ONES> static cudaError_t launch_carry(const attn_launch &l)
+{
+    return l.full ? launch<T, D, true, ONES, TILE_Q, true>(l)
+                  : launch<T, D, false, ONES, TILE_Q, true>(l);
+}
+
+// A call with a carry has a mask, so its tiles are not wide.
+template <class T> cudaError_t attn_run_carry(const attn_launch &l)
+{
+    if (l.D == 128) return launch_carry<T, 128, false>(l);
+    if constexpr (is_bf16<T>)
+        if (!l.args.lse) return launch_carry<T, 64, true>(l);
+    return launch_carry<T, 64, false>(l);
 }
 
 template <class T> cudaError_t attn_run(const attn_launch &l)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/sm90_attn_again.cuh"
+#include "cuda/attention/sm90_attn_carry.cuh"
 #include "cuda/attention/sm90_attn_softmax.cuh"
 
 namespace sm90
@@ -22,10 +23,11 @@ DEV int store_column(int t) { return t % 2 ? 2 * t + 6 : 2 * t; }
 
 // Writes O / sum and LSE of the two rows of this thread; m: references in units of unscaled logits.
 // A sum of 0 (no visible key) stores 0 and LSE -inf. Rows are computed again from threadIdx,
-// because registers would stay in use through the main loop.
-template <class T, int D, bool LSE, int ROWS = TILE_Q>
-DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
-                    const float (&sum)[2], const float (&m)[2])
+// because registers would stay in use through the main loop. carry: has loaded what the rows need.
+template <class T, int D, bool LSE, int ROWS, bool CARRY>
+DEV void store_tile(const typename args_of<CARRY>::type &a, const tile_info &t,
+                    const float (&o)[D / 2], const float (&sum)[2], const float (&m)[2],
+                    carry_rows<T, D, ROWS, CARRY> &carry)
 {
     const int lane = threadIdx.x % 32, quad = lane % 4;
     const int row = t.q0 + 16 * (threadIdx.x / 32 % (ROWS / 16)) + lane / 4;
@@ -44,8 +46,18 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
         dst[r] = (T *)a.o + b * a.o_stride[0] + h * a.o_stride[1] + token * a.o_stride[2];
         inv[r] = sum[r] == 0.0f ? 0.0f : reciprocal_approx(sum[r]); // NaN stays NaN
     }
+    float with_d[CARRY ? D / 2 : 1];
+    if constexpr (CARRY) {
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) with_d[i] = o[i] * inv[i / 2 % 2];
+        if (carry.makes(a)) return carry.make(a, t, with_d);
+        carry.add(a, with_d);
+    }
     const auto columns = [&](int c, int r) { // two from 8 c on
-        return pack2<T>(o[4 * c + 2 * r] * inv[r], o[4 * c + 2 * r + 1] * inv[r]);
+        if constexpr (CARRY)
+            return pack2<T>(with_d[4 * c + 2 * r], with_d[4 * c + 2 * r + 1]);
+        else
+            return pack2<T>(o[4 * c + 2 * r] * inv[r], o[4 * c + 2 * r + 1] * inv[r]);
     };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -66,22 +78,24 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
 }
 
 // ONES: as in softmax_rows
-template <class T, int D, bool FULL, int ROWS, bool ONES> struct team_member {
+template <class T, int D, bool FULL, int ROWS, bool ONES, bool CARRY> struct team_member {
     static constexpr int TILE_ROWS = ROWS;
     static constexpr int NO = D / 2 + (ONES ? 4 : 0); // elements of O, with the columns of sums
     using soft_rows = softmax_rows<ONES, block_shape<D, 16, ROWS>::TEAMS == 2>;
     using plan = smem_plan<D, 16, ROWS>;
     using ring_pos = typename plan::ring;
-    const kernel_args &a;
+    using kernel_args_t = typename args_of<CARRY>::type;
+    const kernel_args_t &a;
     const smem_view<D, 16, ROWS> &sm;
     const int team, wg, warp, lane; // wg: warpgroup of the team; warp: of the warpgroup
     ring_pos ring;
     float o[NO];
     soft_rows soft;
+    carry_rows<T, D, ROWS, CARRY> carry;
     // Low words of the descriptors of q and of the first stage, as keys and as values.
     const uint32_t q_desc0, k_desc0, v_desc0;
 
-    __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D, 16, ROWS> &sm,
+    __device__ __forceinline__ team_member(const kernel_args_t &a, const smem_view<D, 16, ROWS> &sm,
                                            int team, int warp, int lane)
         : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane),
           q_desc0((uint32_t)wgmma_desc(sm.q() + warp / 4 * 64 * 128, 16, 1024)),
@@ -245,6 +259,7 @@ template <class T, int D, bool ONES, class C> DEV void consume(C &c)
         } else {
             __syncwarp(); // all lanes have read the tile
             c.release(c.sm.q_empty());
+            c.carry.load(c.a, t);
         }
         float m[2], sum[2];
 #pragma unroll
@@ -252,8 +267,8 @@ template <class T, int D, bool ONES, class C> DEV void consume(C &c)
             m[r] = c.soft.ref[r] * c.a.from_log2;
             sum[r] = ONES ? c.o[C::NO - 4 + 2 * r] : quad_sum(c.soft.l[r]);
         }
-        store_tile<T, D, !ONES, C::TILE_ROWS>(c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o),
-                                              sum, m);
+        store_tile<T, D, !ONES>(c.a, t, reinterpret_cast<const float(&)[D / 2]>(c.o), sum, m,
+                                c.carry);
     }
 }
 

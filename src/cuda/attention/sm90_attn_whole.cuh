@@ -8,9 +8,9 @@
 namespace sm90
 {
 
-template <class T, int D, bool FULL, int ROWS, bool ONES>
-struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
-    using base = team_member<T, D, FULL, ROWS, ONES>;
+template <class T, int D, bool FULL, int ROWS, bool ONES, bool CARRY>
+struct consumer_whole : team_member<T, D, FULL, ROWS, ONES, CARRY> {
+    using base = team_member<T, D, FULL, ROWS, ONES, CARRY>;
     using base::o;
     using base::release;
     using base::ring;
@@ -57,7 +57,7 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
     }
 
     // The first stage, with nothing else in flight.
-    __device__ __forceinline__ void first(bool last, float scale_log2)
+    __device__ __forceinline__ void first(const tile_info &t, float scale_log2)
     {
         const ring_pos k = ring;
         ring.step();
@@ -65,12 +65,14 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
         wgmma_pin(s);
         wgmma_fence();
         issue_qk(k.stage);
+        base::carry.prefetch(base::a, t);
         wgmma_wait<0>();
         wgmma_pin(s);
         float bias = 0.0f;
         const uint32_t flags = sm.notes[k.stage].flags;
         if (flags)
-            bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, values_of(last));
+            bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0,
+                                                          values_of(t.n == 1));
         release(sm.empty(k.stage));
         this->begin_keys(s, p, scale_log2, bias);
     }
@@ -127,12 +129,13 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
             release(sm.empty(k.stage));
         }
     }
-    __device__ __forceinline__ void drain()
+    __device__ __forceinline__ void drain(const tile_info &t)
     {
         mbar_wait(sm.full(ring.stage), ring.phase);
         wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();
         issue_pv(ring.stage);
+        base::carry.load(base::a, t);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(o);
         release(sm.empty(ring.stage));
@@ -141,7 +144,7 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
 
     __device__ __forceinline__ void keys(const tile_info &t, float scale_log2)
     {
-        first(t.n == 1, scale_log2);
+        first(t, scale_log2);
         int j = 1;
         const int listed = FULL ? t.listed : t.n;
         if constexpr (FULL)
@@ -153,7 +156,7 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES> {
         if constexpr (FULL)
             for (; j < t.n; ++j) next<NOTES_MEANS, true>(j + 1 == t.n, scale_log2);
         release(sm.q_empty());
-        drain();
+        drain(t);
     }
 };
 

@@ -16,8 +16,8 @@
 static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
 static const esa_cuda_products products = { products_library, product_prepare, product_workspace,
                                             product_run };
-static const esa_cuda_transfer transfer = { transfer_pin,   transfer_unpin,  transfer_fetch,
-                                            transfer_store, transfer_arrive, transfer_used,
+static const esa_cuda_transfer transfer = { transfer_pin,    transfer_unpin,  transfer_fetch,
+                                            transfer_store,  transfer_arrive, transfer_used,
                                             transfer_landed, convert_run };
 static const esa_cuda_latents latents = { patches_run, modulate_run, guide_run, step_run,
                                           figures_run };

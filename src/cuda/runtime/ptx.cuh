@@ -56,6 +56,10 @@ DEV void store_shared(uint32_t dst, uint16_t x)
 {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(dst), "h"(x) : "memory");
 }
+DEV void store_shared(uint32_t dst, float2 x)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(dst), "f"(x.x), "f"(x.y) : "memory");
+}
 DEV uint4 load_shared(uint32_t src)
 {
     uint4 x;

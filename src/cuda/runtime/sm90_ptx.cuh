@@ -73,6 +73,43 @@ DEV void mbar_wait(uint32_t bar, uint32_t parity)
 // Tensor cores and bulk copies after the fence see ordinary stores to shared memory before it.
 DEV void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ---- global memory that is read once ----
+
+// Brings bytes (a multiple of 16, aligned to 16) to L2; the line of p.
+DEV void prefetch_l2(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+DEV void prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+// Memory that the kernel does not write. If valid is false, nothing is read and the result is 0.
+DEV uint4 load_once(const uint4 *p, bool valid)
+{
+    uint4 x;
+    asm volatile("{.reg .pred there;\n"
+                 "setp.ne.b32 there, %5, 0;\n"
+                 "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+                 "@there ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+                 : "l"(p), "r"((int)valid)
+                 : "memory");
+    return x;
+}
+DEV float load_once(const float *p, bool valid)
+{
+    float x;
+    asm volatile("{.reg .pred there;\n"
+                 "setp.ne.b32 there, %2, 0;\n"
+                 "mov.b32 %0, 0;\n"
+                 "@there ld.global.nc.L1::no_allocate.b32 %0, [%1];}"
+                 : "=&f"(x)
+                 : "l"(p), "r"((int)valid)
+                 : "memory");
+    return x;
+}
+
 // ---- tensor copies ----
 
 // L2 eviction priorities, as the 64-bit policy words that createpolicy produces.
