@@ -438,10 +438,10 @@ static int run_all(bench *b)
                 status = one_source(b, i, b->seeds.whole[s], &done, total);
     if (!status) {
         print_means(b);
-        printf(
-            "\n%s: %lld clips made, %lld were there; PSNR, SSIM and LPIPS against the dense clip "
-            "of the same prompt and seed\n",
-            b->csv_path, (long long)b->clips_made, (long long)(total - b->clips_made));
+        printf("\n%s: %lld clips made, %lld were there; PSNR, SSIM%s against the dense clip of "
+               "the same prompt and seed\n",
+               b->csv_path, (long long)b->clips_made, (long long)(total - b->clips_made),
+               b->maker.lpips ? ", LPIPS" : "");
     }
     return status;
 }
