@@ -95,8 +95,9 @@ class Lpips:
 
     def frames(self, a, b):
         """f64 [T]: distances of the frames of two clips u8 [3, T, H, W]."""
-        out = []
-        with torch.backends.cudnn.flags(allow_tf32=False):          # TF32 would cost three digits
+        cudnn, out = torch.backends.cudnn, []
+        before, cudnn.allow_tf32 = cudnn.allow_tf32, False          # TF32 would cost three digits
+        try:
             for x, y in zip(a.split(FRAMES, 1), b.split(FRAMES, 1)):
                 x, y = (v.transpose(0, 1).float() / 127.5 - 1 for v in (x, y))
                 total = 0
@@ -104,6 +105,8 @@ class Lpips:
                     each = (f - g).square() * self.weights[f"lin.{j}.weight"].view(1, -1, 1, 1)
                     total = total + each.double().sum(1).mean((1, 2))
                 out.append(total)
+        finally:
+            cudnn.allow_tf32 = before
         return torch.cat(out)
 
 
