@@ -10,6 +10,7 @@
  *   session_rest.c      mask bits and orders kept between calls
  *   session_carry.c     differences kept between calls, and their anchors
  *   session_lanes.c     differences in host memory, copied beside the work
+ *   session_check.c     checks the first difference on a device
  *   session_figures.c   times and densities of single calls
  *   session_stats.c     statistics: their sums
  *   session_cache.c     which steps may use the output of an earlier one
@@ -183,6 +184,11 @@ esa_status esa_session_held_cell(const esa_session_call *c, const esa_session_pl
  * after the last is the first. NULL: none. (session_masks.c) */
 esa_session_diff *esa_session_next_diff(const esa_session *s, int32_t layer,
                                         const esa_session_diff *diff);
+
+/* Checks the difference d that this call has just made, if it is the first one of the session on
+ * a device without host memory. Waits. ESA_ERR_INTERNAL if it is wrong. (session_check.c) */
+esa_status esa_session_check_diff(const esa_session_call *c, const esa_session_plan *e,
+                                  const esa_carry *d);
 
 /* kept of esa_session_room for calls that are all like the plan, which is sparse. */
 int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);

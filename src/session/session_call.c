@@ -83,6 +83,7 @@ static esa_status attend_sparse(const esa_session_call *c, const esa_session_pla
         ESA_TRY(esa_plan_attend(dense->plan, NULL, c->t, NULL, precision, NULL));
     }
     ESA_TRY(esa_plan_attend(e->plan, e->mask, &t, NULL, precision, kernel));
+    if (f->anchor) ESA_TRY(esa_session_check_diff(c, e, &carry));
     return esa_session_diff_end(s, f->diff, f->anchor, esa_session_next_diff(s, c->layer, f->diff));
 }
 

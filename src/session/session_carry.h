@@ -37,6 +37,7 @@ typedef struct esa_session_carry {
     int64_t bytes, host_bytes;      /* what differences and lanes hold on the device, and pinned */
     esa_session_lane lane[ESA_CARRY_LANES];
     int64_t tick;
+    int32_t checked; /* 1: a first difference was checked (session_check.c) */
 } esa_session_carry;
 
 /* Bytes of one difference of calls with these shapes. */

@@ -12,7 +12,8 @@
  * While a variable is set: $ESA_STAND_IN_FULL: no memory can be allocated. $ESA_STAND_IN_MOST=n: no
  * more than n bytes can be, though more are free. $ESA_STAND_IN_BYTES=n: it has so much memory
  * instead of 1 GiB. $ESA_STAND_IN_LOST: every call fails. $ESA_STAND_IN_OPEN: its memory is not
- * guarded, which takes most of the time of small work. */
+ * guarded, which takes most of the time of small work. $ESA_STAND_IN_CARRY: attention forgets to
+ * add carried differences. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
@@ -340,6 +341,7 @@ static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, voi
     stand_in_enter();
     int32_t *len = lengths(a.kv_len, a.B, a.Nk);
     a.kv_len = len;
+    if (a.carry.use == ESA_CARRY_ADD && getenv("ESA_STAND_IN_CARRY")) a.carry.value = NULL;
     esa_attn_cpu(&a, ws);
     free(len);
     stand_in_leave();

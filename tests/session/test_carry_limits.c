@@ -168,6 +168,34 @@ static void test_out_of_memory(void **state)
     mini_free(&m);
 }
 
+/* A device whose kernels add something else is found out at the first anchor. */
+static void test_wrong_device(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 4, 1, 1);
+    const mini_views t = mini_view(&m);
+    for (int32_t wrong = 0; wrong < 2; wrong++) {
+        esa_session *s;
+        esa_session_params p = mini_sparse_params(&m);
+        p.carry = 2;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        ok(ctx, esa_session_begin(s));
+        ok(ctx, esa_session_step(s, 0, 0));
+        mini_fill(&m, 0, 0, 0);
+        if (wrong) setenv("ESA_STAND_IN_CARRY", "1", 1);
+        const esa_status status = esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o,
+                                                        NULL);
+        unsetenv("ESA_STAND_IN_CARRY");
+        if (wrong)
+            assert_refused(ctx, status, ESA_ERR_INTERNAL, "carry gives wrong results on this GPU",
+                           "turn carry off", NULL);
+        else
+            ok(ctx, status);
+        esa_session_free(s);
+    }
+    mini_free(&m);
+}
+
 /* PROBE with carry measures what a run with carry would leave: nothing at anchors, and between them
  * the error of sparse output and difference of the anchor. It still returns the dense output. */
 static void test_probe(void **state)
@@ -266,6 +294,9 @@ int main(void)
                                        cmocka_unit_test(test_probe) };
     /* masks of a file are on the CPU when a test takes them by hand */
     const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_cached) };
+    /* the stand-in can be told to be wrong */
+    const struct CMUnitTest on_it[] = { cmocka_unit_test(test_wrong_device) };
     const int failed = cmocka_run_group_tests(both, setup, teardown);
-    return failed + (on_gpu() ? 0 : cmocka_run_group_tests(on_cpu, setup, teardown));
+    if (!on_gpu()) return failed + cmocka_run_group_tests(on_cpu, setup, teardown);
+    return failed + (on_stand_in() ? cmocka_run_group_tests(on_it, setup, teardown) : 0);
 }
