@@ -143,9 +143,9 @@ typedef struct esa_session_params {
      * has branches of its own. 0: two, or one if branches is 1 (0) */
     int32_t step_branches;
     const int32_t *layers16;
-    /* ONLINE, CACHED and PROBE: carried differences (esa_carry.h). At an anchor a layer makes its mask and
-     * its order, runs dense and sparse, returns the dense output and keeps the difference d. Its
-     * calls up to the next anchor use that mask and order and add d. So refresh_every and
+    /* ONLINE, CACHED and PROBE: carried differences (esa_carry.h). At an anchor a layer makes its
+     * mask and its order, runs dense and sparse, returns the dense output and keeps the difference
+     * d. Its calls up to the next anchor use that mask and order and add d. So refresh_every and
      * order_every are not read, and a CACHED session changes masks at anchors only. With
      * share_branches, or with masks of a file that are the same for all branches, the first branch
      * of a step runs dense at an anchor, and the others add its d; else every branch keeps a d of

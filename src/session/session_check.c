@@ -19,9 +19,9 @@ typedef struct check_row {
     float scale;                      /* of E4M3 codes */
 } check_row;
 
-/* How far the two outputs may be apart: d is off by at most 1/16 of its largest element in E4M3
- * and 1/256 in bf16 (half of the last bit of an element, and half of the least step). Both outputs
- * are rounded to their dtype, by 2^-9 in bf16 and less in the others; sums may be in another order. */
+/* How far the two outputs may be apart: d is off by at most 1/16 of its largest element in E4M3 and
+ * 1/256 in bf16 (half of the last bit of an element, and half of the least step). Both outputs are
+ * rounded to their dtype, by 2^-9 in bf16 and less in the others; sums may be in another order. */
 static float bound_of(const check_row *r, int64_t D, int32_t dtype, int32_t format)
 {
     float d = 0, o = 0;

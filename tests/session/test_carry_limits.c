@@ -1,5 +1,5 @@
-/* test_carry_limits.c - sessions that carry with masks of a file, where memory fails, and with exact
- * rows that were asked for.
+/* test_carry_limits.c - sessions that carry with masks of a file, where memory fails, on a device
+ * that is wrong, while probing, and with exact rows that were asked for.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 
