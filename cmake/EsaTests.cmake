@@ -287,7 +287,8 @@ if(NOT ESA_SANITIZE)
   endforeach()
   add_test(NAME tree.documents COMMAND python3 ${checks}/docs/check_documents.py
            ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cli>)
-  set_tests_properties(tree.documents PROPERTIES LABELS tree TIMEOUT 300)
+  add_test(NAME tree.claims COMMAND python3 ${checks}/docs/check_claims.py ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(tree.documents tree.claims PROPERTIES LABELS tree TIMEOUT 300)
   # The ggml example with a real ggml, which is fetched.
   add_test(NAME long.ggml COMMAND python3 ${checks}/install/check_ggml.py ${CMAKE_CURRENT_SOURCE_DIR}
            ${CMAKE_CURRENT_BINARY_DIR})
