@@ -39,8 +39,8 @@ add_link_options(-Wl,-z,relro,-z,now,-z,noexecstack)
 
 # esa_runtime_path(TARGET FOLDERS [PACKAGE...]): where a file that is installed or packed looks for its libraries.
 # FOLDERS are relative to the file; a folder of a pkg-config package outside the system is added. The path is the same
-# in the build folder and installed: otherwise CMake fills that of the build folder with colons to the length of the other,
-# and the loader takes the empty parts for the current folder.
+# in the build folder and installed: otherwise CMake fills that of the build folder with colons to the length of the
+# other, and the loader takes the empty parts for the current folder.
 function(esa_runtime_path target folders)
   set(path ${folders})
   foreach(package ${ARGN})

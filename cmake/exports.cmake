@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Writes the version script OUTPUT: what HEADERS (separated by +) mark with ESA_API has version NODE, what they mark
-# with ESA_ENGINE has version PRIVATE, and everything else stays inside. NODE changes with the API version. PRIVATE needs no
-# number: libraries that use it compare their build ids, and that message names both builds. The mark and the name stand
-# on one line, at its beginning.
+# with ESA_ENGINE has version PRIVATE, and everything else stays inside. NODE changes with the API version. PRIVATE
+# needs no number: libraries that use it compare their build ids, and that message names both builds. The mark and the
+# name stand on one line, at its beginning.
 string(REPLACE "+" ";" HEADERS "${HEADERS}")
 function(esa_node out name mark rest)
   set(list "")

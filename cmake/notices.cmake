@@ -134,5 +134,6 @@ Held by the files of esa (linked statically); the notices are below:\n${held}
 Needed from the system at run time (linked dynamically), and not part of esa:\n${wanted}${texts}")
 file(WRITE ${FOLDER}/esa.cdx.json
 "{\n  \"bomFormat\": \"CycloneDX\",\n  \"specVersion\": \"1.5\",\n  \"version\": 1,
-  \"metadata\": {\"component\": {\"type\": \"library\", \"bom-ref\": \"esa\", \"name\": \"esa\", \"version\": \"${VERSION}\",
+  \"metadata\": {\"component\": {\"type\": \"library\", \"bom-ref\": \"esa\", \"name\": \"esa\",
+    \"version\": \"${VERSION}\",
     \"licenses\": [{\"license\": {\"id\": \"Apache-2.0\"}}]}},\n  \"components\": [\n${parts}\n  ]\n}\n")

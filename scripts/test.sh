@@ -225,7 +225,8 @@ fi
 if [ "$mode" = all ]; then stage "NEON under qemu" neon -E '^base\.test_process$'
 else
     export ESA_TEST_EMULATED=1
-    stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile|example\.0[3-6]|base\.test_process$)'
+    stage "NEON under qemu, without sessions and mask files" neon \
+        -E '^(session|maskfile|example\.0[3-6]|base\.test_process$)'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
