@@ -23,6 +23,7 @@ FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM = (SELECTORS[s] for s in ("full", "entropy
 RASTER, TILE, TILE3D, HILBERT = (ORDERS[o] for o in ("raster", "tile", "tile3d", "hilbert"))
 NONE, POOLED, CENTROID, LEVELS = range(4)
 TAILS = ("none", "pooled", "centroid")
+ADD, MAKE = range(2)
 
 
 class Library(PackageLibrary):
@@ -63,17 +64,22 @@ class Ctx:
         info = MaskInfo(block_q=block_q, block_k=block_k, B=B, H=H, Nq=Nq, Nk=Nk)
         return self.mask_given(self.lib.c.esa_mask_from_bits, bits, info, layout)
 
-    def mask_from_levels(self, levels, fine, Nq, Nk, block_q, block_k):
-        """levels: contiguous uint8 numpy array [B,H,nq,nk] of 0 (exact), 1 (fine), 2 (neither). A mask on the GPU."""
+    def mask_from_levels(self, levels, fine, Nq, Nk, block_q, block_k, order=None):
+        """levels: contiguous uint8 numpy array [B,H,nq,nk] of 0 (exact), 1 (fine), 2 (neither). order: None, or a
+        contiguous int32 array [B*H,N], the order of the tokens of every head. A mask on the GPU."""
         info = MaskInfo(block_q=block_q, block_k=block_k, B=levels.shape[0], H=levels.shape[1], Nq=Nq, Nk=Nk, fine=fine)
-        return self.mask_given(self.lib.c.esa_mask_from_levels, levels, info)
+        layout = self.lib.c.esa_layout_default()
+        layout.order = RASTER if order is None else ORDERS["adaptive"]
+        return self.mask_given(self.lib.c.esa_mask_from_levels, levels, info, layout, order)
 
-    def mask_given(self, call, array, info, layout=None):
+    def mask_given(self, call, array, info, layout=None, order=None):
         info.struct_size = C.sizeof(MaskInfo)
         info.layout = layout or self.lib.c.esa_layout_default()
         host, gpu = C.c_void_p(), C.c_void_p()
         self.check(call(self.ptr, C.byref(host), C.byref(info), array.ctypes.data))
         try:
+            if order is not None:
+                self.check(self.lib.c.esa_mask_set_orders(self.ptr, host, order.ctypes.data, order.ctypes.data, info.H))
             self.check(self.lib.c.esa_mask_to_device(self.ptr, C.byref(gpu), host, CUDA))
         finally:
             self.lib.c.esa_mask_free(host)
@@ -102,6 +108,19 @@ class Mask:
 
     def free(self):
         self.ctx.lib.c.esa_mask_free(self.ptr)
+
+
+class Carry(C.Structure):
+    """esa_carry over tensors: codes in E4M3 with a scale for every row, or values in bf16. o: what it belongs to."""
+    _fields_ = [("struct_size", C.c_uint32), ("format", C.c_int32), ("device", C.c_int32), ("device_index", C.c_int32),
+                ("B", C.c_int64), ("H", C.c_int64), ("N", C.c_int64), ("D", C.c_int64), ("value", C.c_void_p),
+                ("scale", C.c_void_p), ("reserved", C.c_int64 * 2)]
+
+    def __init__(self, o, value, scale=None):
+        like = view(o)
+        super().__init__(C.sizeof(Carry), int(scale is None), like.device, like.device_index, *o.shape,
+                         value.data_ptr(), None if scale is None else scale.data_ptr())
+        self.keep = value, scale
 
 
 class Plan:
@@ -137,6 +156,12 @@ class Plan:
         pointers = (self.ptr, mask.ptr if mask else None, *(C.byref(a) for a in args), C.byref(last) if last else None,
                     ws.data_ptr())
         return lambda keep=(args, q, k, v, o, ws, lse, last, mask): check(call(*pointers))
+
+    def attention_carry(self, mask, q, k, v, o, ws, carry, use):
+        call, check, args = self.ctx.lib.c.esa_plan_attention_carry, self.ctx.check, [view(t) for t in (q, k, v, o)]
+        pointers = (self.ptr, mask.ptr, *(C.byref(a) for a in args), None, C.byref(carry), C.c_int32(use),
+                    C.c_void_p(ws.data_ptr()))
+        return lambda keep=(args, q, k, v, o, ws, carry, mask): check(call(*pointers))
 
     def kernel(self, mask, q, k, v, o):
         args = [view(t) for t in (q, k, v, o)]

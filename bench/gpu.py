@@ -19,9 +19,10 @@ import sys
 import torch
 
 import esa_ctypes as esa
+import gpu_carry
 import gpu_measure as g
 
-SECTIONS = ("speed", "ragged", "tail", "levels", "select", "online", "sm80", "numerics")
+SECTIONS = ("speed", "ragged", "tail", "levels", "carry", "select", "online", "sm80", "numerics")
 BARS = {  # speedup x density at dense, 0.5, 0.2, 0.1
     "wan-1.3b-720p": (0.95, 0.95, 0.92, 0.88), "wan-1.3b-480p": (0.95, 0.92, 0.88, 0.80),
     "cogvideox-5b": (0.95, 0.92, 0.86, 0.75), "hunyuan-544p": (0.95, 0.95, 0.92, 0.88)
@@ -280,6 +281,11 @@ class Bench:
             del q, k, v, o, jobs
             torch.cuda.empty_cache()
         print_table("density 0.2, 0.1 of the blocks on the fine level", ["", "ms", "pooled ms", "cost %"], rows)
+
+    def carry(self):
+        rows = gpu_carry.run(self)
+        print_table("with a carried difference / without, density, 0.1 of the blocks on the fine level",
+                    ["", "plain ms", "add E4M3", "add bf16", "anchor"], rows)
 
     # ---- mask making, and mask making with attention ----
 
