@@ -4,8 +4,8 @@
 //
 // A warp stages 16 finished rows at a time in shared memory, in f32, because they must not be
 // rounded before d is added. Then it goes through them as they lie in global memory: a lane has 8
-// neighbouring columns, and 16 rows take a few passes. What the passes read from global memory is
-// asked for before the rows are staged.
+// neighbouring columns, and 16 rows take a few passes. What a pass reads from global memory is in
+// L2 since the beginning of the tile, and is asked for one pass ahead.
 #pragma once
 
 #include "cuda/attention/walk.cuh"
@@ -83,7 +83,7 @@ struct some_bytes {
 // The staged rows of one warp: 16 rows from `first` of the tile on.
 template <class T, int DP> struct staged_rows {
     static constexpr int LANES = DP / 8, TOGETHER = 32 / LANES; // lanes per row, rows per pass
-    static constexpr int PASSES = CARRY_ROWS / TOGETHER, BATCH = PASSES < 8 ? PASSES : 8;
+    static constexpr int PASSES = CARRY_ROWS / TOGETHER;
 
     const attention_job &job;
     const tile_place &p;
@@ -129,7 +129,7 @@ template <class T, int DP> struct staged_rows {
     __device__ __forceinline__ void ask(row_parts &x, int pass) const
     {
         const int row = first + row_of_pass(pass);
-        x.exists = row < p.rows && columns > 0;
+        x.exists = pass < PASSES && row < p.rows && columns > 0;
         x.bytes.low = x.bytes.high = 0;
         x.scale = 1.0f;
         if (!x.exists) return;
@@ -203,21 +203,38 @@ template <class T, int DP> struct staged_rows {
     // stage() puts the rows into shared memory. The whole warp calls it.
     template <class Stage> __device__ __forceinline__ void finish(const Stage &stage) const
     {
-#pragma unroll
-        for (int from = 0; from < PASSES; from += BATCH) {
-            row_parts part[BATCH];
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) ask(part[i], from + i);
-            if (from == 0) stage();
-            __syncwarp();
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (makes)
-                    make(part[i], from + i);
-                else
-                    add(part[i], from + i);
-            }
+        row_parts now, next;
+        ask(now, 0);
+        stage();
+        __syncwarp();
+#pragma unroll 1
+        for (int pass = 0; pass < PASSES; ++pass) {
+            ask(next, pass + 1);
+            if (makes)
+                make(now, pass);
+            else
+                add(now, pass);
+            now = next;
         }
         __syncwarp(); // the rows have been read
     }
 };
+
+// Brings to L2 what store_carried will read for `rows` rows of the tile. All threads of the thread
+// block call it.
+template <class T>
+DEV void prefetch_carry(const attention_job &job, const tile_place &p, int rows, int threads)
+{
+    const esa_attn_args &a = job.a;
+    const bool makes = a.carry.use == ESA_CARRY_MAKE;
+    for (int row = threadIdx.x; row < min(rows, p.rows); row += threads) {
+        const int64_t token = token_of(job, p, p.row + row),
+                      number = p.b * a.carry.batch + p.h * a.Nq + token;
+        const int bytes = (int)a.D * (makes || !a.carry.scale ? 2 : 1);
+        const char *const from = makes ? (const char *)((const T *)a.o + p.b * a.o_stride[0] +
+                                                        p.h * a.o_stride[1] + token * a.o_stride[2])
+                                       : (const char *)a.carry.value + number * bytes;
+        for (int at = 0; at < bytes; at += 64) prefetch_l2(from + at);
+        if (!makes && a.carry.scale) prefetch_l2(a.carry.scale + number);
+    }
+}

@@ -172,65 +172,24 @@ struct thread_rows { // state of the four rows of a thread
         }
     }
 
-    // Column c, e of row r with a carried difference: o / l + d, or dense - o / l. number: of the
-    // row of d.
-    template <class T>
-    __device__ __forceinline__ float carried(const esa_attn_args &a, const T *dst, int64_t number,
-                                             int d, float mine) const
+    // Puts O / l into shared memory, rows as load_tile lays them out, and writes the LSE.
+    __device__ __forceinline__ void stage(float *tile, const attention_job &job,
+                                          const tile_place &p, int y, int x) const
     {
-        if (a.carry.use == ESA_CARRY_MAKE) {
-            T sparse;
-            round_to(&sparse, mine);
-            return esa_carry_difference(to_float(dst[d]), to_float(sparse));
-        }
-        const int64_t at = number * a.D + d;
-        return a.carry.scale ? mine + esa_f8_to_f32(((const uint8_t *)a.carry.value)[at]) *
-                                          a.carry.scale[number]
-                             : mine + esa_bf16_to_f32(((const uint16_t *)a.carry.value)[at]);
-    }
-
-    // The same as store with a carried difference.
-    template <class T>
-    __device__ __forceinline__ void store_carried(const attention_job &job, const tile_place &p,
-                                                  int y, int x)
-    {
-        const esa_attn_args &a = job.a;
-        const bool makes = a.carry.use == ESA_CARRY_MAKE;
+        const int D = (int)job.a.D, pitch = pitch_of(D);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const float sum = lanes_sum<SHARERS>(l[r]), inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const bool exists = 4 * y + r < p.rows;
-            const int64_t token = exists ? token_of(job, p, p.row + 4 * y + r) : 0,
-                          number = p.b * a.carry.batch + p.h * a.Nq + token;
-            T *const dst = (T *)a.o + p.b * a.o_stride[0] + p.h * a.o_stride[1] +
-                           token * a.o_stride[2];
-            float largest = 0.0f;
+            const int row = 4 * y + r;
 #pragma unroll
             for (int c = 0; c < MOST_COLUMNS; ++c)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int d = 64 * c + 4 * x + e;
-                    if (!exists || d >= a.D) continue;
-                    o[r][c][e] = carried(a, dst, number, d, o[r][c][e] * inverse);
-                    largest = fmaxf(largest, fabsf(o[r][c][e]));
-                    if (!makes) round_to(dst + d, o[r][c][e]);
+                    if (d < D) tile[row * pitch + d] = o[r][c][e] * inverse;
                 }
-            if (exists && a.lse && x == 0) store_lse(a, p, token, r, sum);
-            if (!makes) continue;
-            largest = lanes_max<SHARERS>(largest); // all lanes of the warp take part
-            const float scale = esa_carry_scale(largest), factor = esa_carry_inverse(scale);
-            if (exists && a.carry.scale && x == 0) a.carry.scale[number] = scale;
-#pragma unroll
-            for (int c = 0; c < MOST_COLUMNS; ++c)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int64_t d = 64 * c + 4 * x + e, at = number * a.D + d;
-                    if (!exists || d >= a.D) continue;
-                    if (a.carry.scale)
-                        ((uint8_t *)a.carry.value)[at] = esa_f32_to_f8(o[r][c][e] * factor);
-                    else
-                        ((uint16_t *)a.carry.value)[at] = esa_f32_to_bf16(o[r][c][e]);
-                }
+            if (row < p.rows && job.a.lse && x == 0)
+                store_lse(job.a, p, token_of(job, p, p.row + row), r, sum);
         }
     }
 
@@ -264,6 +223,47 @@ struct thread_rows { // state of the four rows of a thread
         }
     }
 };
+
+// Rows with a carried difference, from where stage put them. A warp has one row at a time.
+template <class T>
+__device__ __forceinline__ void store_carried(float *tile, const attention_job &job,
+                                              const tile_place &p)
+{
+    const esa_attn_args &a = job.a;
+    const esa_carry_args &carry = a.carry;
+    const int D = (int)a.D, lane = threadIdx.x % 32;
+    for (int row = threadIdx.x / 32; row < min(ROWS, p.rows); row += THREADS / 32) {
+        const int64_t token = token_of(job, p, p.row + row),
+                      number = p.b * carry.batch + p.h * a.Nq + token;
+        T *const o = (T *)a.o + p.b * a.o_stride[0] + p.h * a.o_stride[1] + token * a.o_stride[2];
+        uint8_t *const codes = (uint8_t *)carry.value + number * D;
+        uint16_t *const values = (uint16_t *)carry.value + number * D;
+        float *const x = tile + row * pitch_of(D);
+        float largest = 0.0f;
+        if (carry.use == ESA_CARRY_ADD) {
+            const float scale = carry.scale ? carry.scale[number] : 1.0f;
+            for (int d = lane; d < D; d += 32)
+                round_to(o + d, x[d] + (carry.scale ? esa_f8_to_f32(codes[d]) * scale
+                                                    : esa_bf16_to_f32(values[d])));
+            continue;
+        }
+        for (int d = lane; d < D; d += 32) {
+            T sparse;
+            round_to(&sparse, x[d]);
+            x[d] = esa_carry_difference(to_float(o[d]), to_float(sparse));
+            largest = fmaxf(largest, fabsf(x[d]));
+        }
+        const float scale = esa_carry_scale(lanes_max<32>(largest)),
+                    inverse = esa_carry_inverse(scale);
+        if (carry.scale && lane == 0) carry.scale[number] = scale;
+        for (int d = lane; d < D; d += 32) {
+            if (carry.scale)
+                codes[d] = esa_f32_to_f8(x[d] * inverse);
+            else
+                values[d] = esa_f32_to_bf16(x[d]);
+        }
+    }
+}
 
 template <class T, bool CARRY>
 __global__ __launch_bounds__(THREADS,
@@ -318,10 +318,13 @@ __global__ __launch_bounds__(THREADS,
         rows.attend(p_tile, kv, D, y, x);
         __syncthreads();
     }
-    if constexpr (CARRY)
-        rows.store_carried<T>(job, p, y, x);
-    else
+    if constexpr (CARRY) {
+        rows.stage(kv, job, p, y, x);
+        __syncthreads();
+        store_carried<T>(kv, job, p);
+    } else {
         rows.store<T>(job, p, y, x);
+    }
 }
 
 template <class T>

@@ -167,6 +167,8 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_8bit_attention(
         row_loader<uint16_t, CODES>::copy_all(q_tile + m * 64 * DP, q + m * 64 * CODES, CODES,
                                               CODES);
 
+    if constexpr (CARRY) prefetch_carry<T>(job, p, 64 * MT, SM80_THREADS);
+
     key_walk<SM80_KEYS> walk(job, p);
     const auto load = [&](int slot, int step) {
         if (step == WALK_END) return;

@@ -82,6 +82,8 @@ __global__ __launch_bounds__(SM80_THREADS,
                                     params.q_vectors);
     }
 
+    if constexpr (CARRY) prefetch_carry<T>(job, p, 64 * MT, SM80_THREADS);
+
     key_walk<SM80_KEYS> walk(job, p);
     const auto load_k = [&](int slot, int step) {
         if (step != WALK_END)

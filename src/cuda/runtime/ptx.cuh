@@ -38,6 +38,14 @@ template <class T> DEV uint32_t pack2(float lo, float hi)
     return r;
 }
 
+// ---- global memory ----
+
+// Brings the line of p to L2.
+DEV void prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
 // ---- shared memory, by its own addresses ----
 
 DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -75,14 +75,10 @@ DEV void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memo
 
 // ---- global memory that is read once ----
 
-// Brings bytes (a multiple of 16, aligned to 16) to L2; the line of p.
+// Brings bytes (a multiple of 16, aligned to 16) to L2.
 DEV void prefetch_l2(const void *p, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
-DEV void prefetch_l2(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
 // Memory that the kernel does not write. If valid is false, nothing is read and the result is 0.
 DEV uint4 load_once(const uint4 *p, bool valid)
