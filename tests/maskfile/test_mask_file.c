@@ -1,5 +1,5 @@
 /* test_mask_file.c - mask files in use: derived equals prebuilt, a cached run equals the same masks
- * given by hand, other step counts.
+ * given by hand, other step counts, a file that is cut in use.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file_test.h"
 
@@ -448,14 +448,42 @@ static void test_step_maps(void **state)
     scratch_remove(&s);
 }
 
+/* A mask file that another process cuts while it is open serves the same masks: it is small, so it
+ * was copied. */
+static void test_cut_in_use(void **state)
+{
+    (void)state;
+    const build_case c = { .importance = ESA_IMPORTANCE_U8 };
+    built f = build_files(&c);
+    const int64_t cuts[] = { 600, 0 };
+    for (int i = 0; i < 2; i++) {
+        size_t n;
+        uint8_t *bytes = scratch_read(scratch_path(&f.dir, "all"), &n);
+        scratch_write(scratch_path(&f.dir, "used"), bytes, n);
+        free(bytes);
+        esa_mask_file *used = open_file(scratch_path(&f.dir, "used"));
+        assert_int_equal(truncate(scratch_path(&f.dir, "used"), cuts[i]), 0);
+        for (int k = 0; k < 3; k++) assert_same_cells(f.all, used, budgets[k]);
+        ok(ctx, esa_mask_file_require(f.all, 0.333)); /* read from the importance */
+        ok(ctx, esa_mask_file_require(used, 0.333));
+        assert_same_cells(f.all, used, 0.333);
+        esa_mask_file_free(used);
+    }
+    built_free(&f);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(derived_branches_averaged), cmocka_unit_test(derived_branches_apart),
-        cmocka_unit_test(derived_step_groups),       cmocka_unit_test(derived_text_and_hilbert),
-        cmocka_unit_test(derived_from_f16),          cmocka_unit_test(test_importance_values),
-        cmocka_unit_test(test_cached_run),           cmocka_unit_test(test_cached_equals_online),
-        cmocka_unit_test(test_order_applied),        cmocka_unit_test(test_step_maps)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(derived_branches_averaged),
+                                        cmocka_unit_test(derived_branches_apart),
+                                        cmocka_unit_test(derived_step_groups),
+                                        cmocka_unit_test(derived_text_and_hilbert),
+                                        cmocka_unit_test(derived_from_f16),
+                                        cmocka_unit_test(test_importance_values),
+                                        cmocka_unit_test(test_cached_run),
+                                        cmocka_unit_test(test_cached_equals_online),
+                                        cmocka_unit_test(test_order_applied),
+                                        cmocka_unit_test(test_step_maps),
+                                        cmocka_unit_test(test_cut_in_use) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
