@@ -41,7 +41,11 @@ typedef struct esa_work_plan_info {
     int32_t block_q, block_k;
     char model[128];      /* "": unknown */
     char config_hash[80]; /* "": unknown */
-    int64_t reserved[4];
+    /* Anchors of the measured runs (esa_session.h, carry); 0: they did not carry. Without carry, a
+     * run is less close to dense than a quality curve with anchors says. */
+    int32_t anchors;
+    int32_t reserved0;
+    int64_t reserved[3];
 } esa_work_plan_info;
 
 /* Makes a plan from measurements; everything is copied.

@@ -22,6 +22,9 @@ static esa_status check_info(esa_ctx *ctx, const char *name, const esa_work_plan
         if (range[i].value < 1 || range[i].value > range[i].high)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s: %s is %d, expected 1 to %d", name,
                             range[i].name, range[i].value, range[i].high);
+    if (info->anchors < 0 || info->anchors > ESA_WORK_MAX_AXIS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s: anchors is %d, expected 0 to %d", name,
+                        info->anchors, ESA_WORK_MAX_AXIS);
     if (!memchr(info->model, 0, sizeof info->model) ||
         !memchr(info->config_hash, 0, sizeof info->config_hash))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s: model or config_hash does not end", name);

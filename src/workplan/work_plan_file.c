@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Metadata: format "esa.plan", format_version, model, config_hash, prompts, selector, order, tail,
- * block. Tensors, all F64: sigma [T], density [K], error [L,T,K], weight [L,T], and with a quality
+ * block, anchors (not in older files). Tensors, all F64: sigma [T], density [K], error [L,T,K], weight [L,T], and with a quality
  * curve quality.work, quality.psnr and quality.spread [Q]. */
 #include "workplan/work_plan.h"
 
@@ -53,7 +53,8 @@ static esa_status write_all(const esa_work_plan *p, esa_tensors_writer *w)
                  { "order", f->order },
                  { "tail", f->tail },
                  { "block_q", f->block_q },
-                 { "block_k", f->block_k } };
+                 { "block_k", f->block_k },
+                 { "anchors", f->anchors } };
     const part parts[] = {
         { "sigma", p->sigma, 1, { T } },          { "density", p->density, 1, { K } },
         { "error", p->error, 3, { L, T, K } },    { "weight", p->weight, 2, { L, T } },
@@ -161,6 +162,8 @@ static esa_status read_info(esa_ctx *ctx, const esa_tensors *file, esa_work_plan
                  { "block_q", 0, 65536, &f->block_q },     { "block_k", 0, 65536, &f->block_k } };
     for (size_t i = 0; i < sizeof ints / sizeof ints[0]; i++)
         ESA_TRY(read_int(ctx, file, ints[i].key, ints[i].low, ints[i].high, ints[i].value));
+    if (esa_st_metadata(file, "anchors"))
+        ESA_TRY(read_int(ctx, file, "anchors", 0, ESA_WORK_MAX_AXIS, &f->anchors));
     ESA_TRY(read_text(ctx, file, "model", f->model, sizeof f->model));
     ESA_TRY(read_text(ctx, file, "config_hash", f->config_hash, sizeof f->config_hash));
     ESA_TRY(read_length(ctx, file, "sigma", ESA_WORK_MAX_AXIS, &f->steps));

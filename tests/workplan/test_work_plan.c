@@ -47,6 +47,7 @@ static esa_work_plan_info info_of(void)
                                 .tail = ESA_TAIL_POOLED,
                                 .block_q = 64,
                                 .block_k = 32,
+                                .anchors = 6,
                                 .model = "mini",
                                 .config_hash = "00ff" };
     return info;
@@ -386,6 +387,7 @@ static void test_file(void **state)
         ok(esa_work_plan_get_info(again, &b));
         assert_memory_equal(&a, &b, sizeof a);
         assert_int_equal(b.levels, levels);
+        assert_int_equal(b.anchors, 6);
         double sigma[T], density[K];
         numbers m;
         ok(esa_work_plan_get(again, sigma, density, m.error, m.weight));
@@ -395,6 +397,32 @@ static void test_file(void **state)
         esa_work_plan_free(again);
     }
     esa_work_plan_free(plan);
+    scratch_remove(&s);
+}
+
+/* Older files know nothing of anchors: there were none. */
+static void test_older_file(void **state)
+{
+    (void)state;
+    static const char key[] = "\"anchors\"";
+    scratch s = scratch_make();
+    const numbers n = random_numbers(11);
+    esa_work_plan *plan = make(&n);
+    esa_work_plan_info info = { .struct_size = sizeof info };
+    const char *path = scratch_path(&s, "c.plan");
+    size_t size;
+    ok(esa_work_plan_save(plan, path));
+    esa_work_plan_free(plan);
+    char *bytes = (char *)scratch_read(path, &size), *at = NULL;
+    for (size_t i = 0; i + sizeof key < size && !at; i++)
+        if (memcmp(bytes + i, key, sizeof key - 1) == 0) at = bytes + i;
+    assert_non_null(at);
+    at[1] = 'x'; /* another key, which is not read */
+    ok(esa_work_plan_open_memory(ctx, &plan, bytes, (int64_t)size));
+    ok(esa_work_plan_get_info(plan, &info));
+    assert_int_equal(info.anchors, 0);
+    esa_work_plan_free(plan);
+    free(bytes);
     scratch_remove(&s);
 }
 
@@ -454,6 +482,9 @@ static void test_bad_plans(void **state)
     n.error[7] = (double)NAN;
     assert_refused(ctx, esa_work_plan_create(ctx, &plan, &info, sigmas, grid, n.error, n.weight),
                    ESA_ERR_ARGUMENT, "error number 7 is", NULL);
+    info.anchors = -1;
+    assert_refused(ctx, esa_work_plan_create(ctx, &plan, &info, sigmas, grid, n.error, n.weight),
+                   ESA_ERR_ARGUMENT, "anchors is -1", NULL);
     info.points = 0;
     assert_refused(ctx, esa_work_plan_create(ctx, &plan, &info, sigmas, grid, n.error, n.weight),
                    ESA_ERR_ARGUMENT, "points is 0", NULL);
@@ -475,6 +506,7 @@ int main(void)
                                         cmocka_unit_test(test_bad_runs),
                                         cmocka_unit_test(test_quality),
                                         cmocka_unit_test(test_file),
+                                        cmocka_unit_test(test_older_file),
                                         cmocka_unit_test(test_damaged_files),
                                         cmocka_unit_test(test_bad_plans) };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -163,7 +163,8 @@ class WorkPlanInfo(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("format_version", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32),
                 ("points", C.c_int32), ("levels", C.c_int32), ("prompts", C.c_int32), ("selector", C.c_int32),
                 ("order", C.c_int32), ("tail", C.c_int32), ("block_q", C.c_int32), ("block_k", C.c_int32),
-                ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("reserved", _Reserved)]
+                ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("anchors", C.c_int32),
+                ("reserved0", C.c_int32), ("reserved", C.c_int64 * 3)]
 
 
 class WorkCosts(C.Structure):
