@@ -83,32 +83,33 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_
 
 /* ---------------------------------------------------------------- the plan in words */
 
-static void say_memory(const esa_model *m, const esa_run *r, int64_t decoder)
+static void say_memory(const esa_model *m, const esa_run *r)
 {
     const double gib = 1073741824.0;
-    char line[256], tile[48] = "";
+    char line[256], tile[48] = "", carry[48] = "";
     esa_store_plan plan;
     esa_store_get_plan(m->family->dit.store(m->dit), &plan);
     const int64_t weights = plan.resident_bytes + plan.lane_bytes,
                   activations = m->family->dit.bytes(m->dit),
                   attention = esa_nn_reserved(&m->nn) + r->mask_bytes;
+    if (r->carry_device)
+        esa_text_format(carry, sizeof carry, "carry %.2f, ", (double)r->carry_device / gib);
     if (r->tile) snprintf(tile, sizeof tile, " in tiles of %d pixels", (int)r->tile);
     esa_text_format(
         line, sizeof line,
-        "memory    %.2f GiB: weights %.2f, activations %.2f, attention %.2f, rest %.2f; then "
+        "memory    %.2f GiB: weights %.2f, activations %.2f, attention %.2f, %srest %.2f; then "
         "%.2f for the decoder%s",
-        (double)(m->nn.held + attention) / gib, (double)weights / gib, (double)activations / gib,
-        (double)attention / gib, (double)(m->nn.held - weights - activations) / gib,
-        (double)decoder / gib, tile);
+        (double)(m->nn.held + attention + r->carry_device) / gib, (double)weights / gib,
+        (double)activations / gib, (double)attention / gib, carry,
+        (double)(m->nn.held - weights - activations) / gib, (double)r->decoder / gib, tile);
     r->p.say(r->p.say_user, line);
 }
 
-/* Where the memory of the device goes, and what copies cost, before the first step. */
-static void say_plan(const esa_model *m, const esa_run *r, int64_t decoder)
+void esa_run_say(const esa_model *m, const esa_run *r)
 {
     if (!r->p.say || m->nn.be->host_memory) return;
-    esa_store_describe(m->family->dit.store(m->dit), r->p.say, r->p.say_user);
-    say_memory(m, r, decoder);
+    esa_run_say_carry(m, r);
+    say_memory(m, r);
 }
 
 /* ---------------------------------------------------------------- beginning */
@@ -117,9 +118,10 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
 {
     const int32_t host = m->nn.be->host_memory;
     const esa_dit_ops *dit = &m->family->dit;
+    const int64_t records = r->p.session.mode == ESA_SESSION_RECORD ? r->mask_bytes : 0;
     esa_dit_room room = { .beside = r->mask_bytes };
-    esa_decoder_room left = { .more = host ? 0 : r->mask_bytes };
-    int64_t decoder = 0;
+    if (!r->p.session.carry_alloc) room.beside += r->carry_least;
+    esa_decoder_room left = { .more = host ? 0 : records };
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &room.scratch)); /* for products */
     room.scratch = esa_max64(room.scratch, r->scratch);
     for (int32_t b = 0; b < r->branches; b++)
@@ -129,15 +131,16 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     /* On a device the weights leave room for the decoder. In host memory it takes the place of the
      * activations, so they must be there first; but what the system has left is asked before, as
      * memory counts there only once it is used. */
-    if (host)
-        left.host = esa_model_host_spare(m);
-    else if (r->p.decode)
-        ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &decoder));
-    room.after = decoder + r->mask_bytes; /* the session lives as long as the call */
+    r->host_left = esa_model_host_spare(m);
+    left.host = r->host_left;
+    if (!host && r->p.decode)
+        ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &r->decoder));
+    room.after = r->decoder + records; /* a session that records lives as long as the call */
     dit->set_room(m->dit, &room);
     ESA_TRY(dit->begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
     ESA_TRY(esa_nn_reserve(&m->nn, r->scratch, NULL));
-    if (r->p.decode && host) ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &decoder));
-    say_plan(m, r, decoder);
+    if (r->p.decode && host)
+        ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &r->decoder));
+    if (r->p.say) esa_store_describe(dit->store(m->dit), r->p.say, r->p.say_user);
     return ESA_OK;
 }

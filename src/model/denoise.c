@@ -125,6 +125,8 @@ esa_status esa_run_denoise(esa_model *m, esa_run *r)
     for (int32_t b = 0; b < r->branches; b++)
         ESA_TRY(m->family->dit.text(m->dit, b, &r->embeds.text[b]));
     if (r->image.condition) ESA_TRY(m->family->dit.image(m->dit, &r->image));
+    ESA_TRY(esa_run_carry(m, r));
+    esa_run_say(m, r);
     int32_t skip = 0;
     for (int32_t i = 0; i < r->p.steps; i++) {
         ESA_TRY(r->p.cache > 0 ? cached_step(m, r, i, &skip) : denoise_step(m, r, i));

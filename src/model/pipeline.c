@@ -81,6 +81,8 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     ESA_TRY(esa_run_image(m, r));
     ESA_TRY(esa_run_begin(m, r));
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
+    const int64_t peak = m->nn.peak;
+    m->nn.peak = m->nn.held; /* of the steps, when the session has memory too */
     ESA_TRY(esa_run_denoise(m, r));
     ESA_TRY(m->nn.ops->settle(&m->nn));
     const double t2 = esa_nn_now();
@@ -92,6 +94,12 @@ static esa_status run_stages(esa_model *m, esa_run *r)
         esa_ctx_lend(m->ctx);
         r->p.denoised(r->p.denoised_user, m->session);
         esa_ctx_take_back(m->ctx);
+    }
+    r->steps_peak = m->nn.peak + s->session.device_bytes + s->session.carry_bytes;
+    m->nn.peak = esa_max64(m->nn.peak, peak);
+    if (r->p.session.mode != ESA_SESSION_RECORD) { /* the decoder gets its memory */
+        esa_session_free(m->session);
+        m->session = NULL;
     }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
@@ -157,12 +165,15 @@ static void fill_stats(const esa_model *m, const esa_run *r, esa_generate_stats 
     stats->width = r->p.width;
     stats->steps = r->p.steps;
     stats->seconds = esa_nn_now() - m->began;
-    stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] +
-                        (r->frames ? r->frames->bytes : 0);
-    if (m->nn.be->host_memory) return;
-    stats->peak_bytes -= m->nn.peak;
+    const int64_t used = esa_max64(m->nn.peak, r->steps_peak);
+    stats->peak_bytes = peak + info.held_bytes - vae[1] + (r->frames ? r->frames->bytes : 0);
+    if (m->nn.be->host_memory) {
+        stats->peak_bytes += used;
+        return;
+    }
+    stats->peak_bytes += r->stats.session.carry_host_bytes;
     esa_device_memory(m->ctx, NULL, &peak);
-    stats->device_peak_bytes = m->nn.peak + peak;
+    stats->device_peak_bytes = used + peak;
 }
 
 static esa_status run_all(esa_model *m, esa_run *r, const esa_generate_params *params,

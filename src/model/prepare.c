@@ -140,6 +140,19 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p)
 
 /* ---------------------------------------------------------------- preparation */
 
+/* What carry reaches with a work, no run without it does. */
+static esa_status check_quality(esa_model *m, const esa_run *r, const esa_session_params *s)
+{
+    esa_work_plan_info f = { .struct_size = sizeof f };
+    ESA_TRY(esa_work_plan_get_info(r->plan, &f));
+    if (!f.anchors || s->anchor_count || esa_carry_anchors(NULL, s->carry, r->p.steps))
+        return ESA_OK;
+    return esa_fail(m->ctx, ESA_ERR_MISMATCH,
+                    "quality is %g dB, but the curve of the work plan was measured with carry (%d "
+                    "anchors), and this run has none: turn carry on, or give a work",
+                    r->p.quality, f.anchors);
+}
+
 /* Opens the work plan, turns a quality into a work, and notes the noise levels of the steps. */
 static esa_status prepare_work(esa_model *m, esa_run *r, esa_session_params *s)
 {
@@ -148,7 +161,10 @@ static esa_status prepare_work(esa_model *m, esa_run *r, esa_session_params *s)
         ESA_TRY(esa_st_open(m->ctx, &tensors, r->p.plan));
         ESA_TRY(esa_work_plan_read(m->ctx, &r->plan, tensors));
     }
-    if (r->p.quality) ESA_TRY(esa_work_plan_find(m->ctx, r->plan, r->p.quality, &s->work));
+    if (r->p.quality) {
+        ESA_TRY(check_quality(m, r, s));
+        ESA_TRY(esa_work_plan_find(m->ctx, r->plan, r->p.quality, &s->work));
+    }
     r->sigma = esa_mem_alloc(&m->ctx->mem, 8 * (int64_t)r->p.steps);
     if (!r->sigma) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise levels");
     for (int32_t i = 0; i < r->p.steps; i++) r->sigma[i] = esa_sched_sigma(r->sched, i);
@@ -171,7 +187,13 @@ static esa_status measure_session(esa_model *m, esa_run *r)
     esa_session_bytes bytes;
     ESA_TRY(esa_session_room(m->session, &shapes, &bytes));
     r->scratch = bytes.scratch;
-    r->mask_bytes = bytes.kept + bytes.carry;
+    r->mask_bytes = bytes.kept;
+    if (r->p.session.mode == ESA_SESSION_PROBE) { /* a mask and a difference for every density */
+        r->mask_bytes += esa_size_mul(bytes.carry, r->p.session.probe_count);
+        return ESA_OK;
+    }
+    r->carry_bytes = bytes.carry;
+    r->carry_least = bytes.carry_least;
     return ESA_OK;
 }
 

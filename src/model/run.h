@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * pipeline.c has the call itself, prepare.c checks the settings and makes what a run needs, begin.c
- * finds its memory, denoise.c has the loop over the steps. */
+ * finds its memory, carry.c that of carried differences, denoise.c has the loop over the steps. */
 #ifndef ESA_MODEL_RUN_H
 #define ESA_MODEL_RUN_H
 
@@ -25,7 +25,12 @@ typedef struct esa_run {
     esa_layout layout;
     int32_t selector, mode;
     int64_t scratch, mask_bytes; /* device memory of the session: of its calls, and kept */
-    int32_t tile;                /* of the decoder; 0: whole frames */
+    /* carried differences: all, the least that they take on the device, what they take there, and
+     * those in host memory */
+    int64_t carry_bytes, carry_least, carry_device, carry_host;
+    int64_t host_left; /* host memory before the video began; INT64_MAX: not known */
+    int32_t tile;      /* of the decoder; 0: whole frames */
+    int64_t decoder;   /* device memory of the decoder; 0: none is needed */
     /* on the device: [C][T][H][W] sample, velocities of the branches; sums over a step */
     float *x, *v[2];
     esa_step_figures *figures;
@@ -45,6 +50,7 @@ typedef struct esa_run {
     esa_sched *sched;
     esa_frames *frames;
     esa_generate_stats stats;
+    int64_t steps_peak; /* most memory of nn and the session on the device during the steps */
     double work_before[ESA_WORK_KINDS]; /* seconds of the model before this call */
 } esa_run;
 
@@ -68,6 +74,15 @@ esa_status esa_run_image(esa_model *m, esa_run *r);
 /* Makes the transformer ready for this video and sees that there is memory for the decoder; the
  * embeddings are there. */
 esa_status esa_run_begin(esa_model *m, esa_run *r);
+/* carry.c: finds memory for the session's carried differences, when all else that the steps need is
+ * there. On a device they take what is left, and the rest of them host memory. ESA_ERR_MEMORY if
+ * they fit nowhere and the session is strict. */
+esa_status esa_run_carry(esa_model *m, esa_run *r);
+/* carry.c: says where they are, if there are any. */
+void esa_run_say_carry(const esa_model *m, const esa_run *r);
+/* Says where the memory of a device goes, when all of it is known. What stays of the weights was
+ * said when the transformer began. */
+void esa_run_say(const esa_model *m, const esa_run *r);
 /* Runs all steps. */
 esa_status esa_run_denoise(esa_model *m, esa_run *r);
 

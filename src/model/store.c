@@ -224,6 +224,17 @@ esa_status esa_store_spare(const esa_store *s, int64_t *bytes, int64_t scratch)
     return ESA_OK;
 }
 
+esa_status esa_store_left(const esa_store *s, int64_t *bytes, int64_t want, int64_t next,
+                          int64_t scratch)
+{
+    const int64_t held = s->group ? esa_store_held(s) : 0;
+    *bytes = INT64_MAX;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(ask_for(s, bytes, held + want, next, scratch));
+    *bytes -= held;
+    return ESA_OK;
+}
+
 esa_status esa_store_give(esa_store *s, int64_t bytes)
 {
     if (!s->group) return ESA_OK;

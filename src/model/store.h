@@ -82,6 +82,11 @@ esa_status esa_store_clear(esa_store *store, int64_t bytes, int64_t scratch);
 /* The most bytes that esa_store_leave could leave beside such a scratch, without asking; may be
  * negative. INT64_MAX with host memory. */
 esa_status esa_store_spare(const esa_store *store, int64_t *bytes, int64_t scratch);
+/* *bytes = device memory that is left beside the weights where they are, when what is allocated
+ * next (bytes, a scratch of the ctx) is there; calls ask if that is less than `want`. May be
+ * negative. INT64_MAX with host memory. */
+esa_status esa_store_left(const esa_store *store, int64_t *bytes, int64_t want, int64_t next,
+                          int64_t scratch);
 /* Gives bytes of device memory back, or as many as the least plan that works allows. */
 esa_status esa_store_give(esa_store *store, int64_t bytes);
 void esa_store_get_plan(const esa_store *store, esa_store_plan *plan);
