@@ -19,7 +19,7 @@
 #include <string.h>
 #include <esa/esa_session.h>
 
-enum { GEMM = 2048 };
+enum { GEMM = 2048, USUAL_STEPS = 50 };
 enum { ORDER, SELECT, ATTEND, PARTS }; /* the calls of a row, in this order */
 #define GPU_SECONDS 0.02
 
@@ -44,7 +44,7 @@ typedef struct bench {
     esa_select_params select; /* common to all rows: blocks, groups, layout, seed, cdf_threshold */
     int64_t threads, rounds;
     int64_t samples, fine; /* 0: the selector's own */
-    int64_t exact_rows;    /* -1: the selector's own */
+    int64_t exact_rows;    /* -1: none */
     int eight;             /* 1: precision 8 */
     int causal, device;    /* ESA_DEVICE_* */
     esa_ctx *gpu;          /* owns the tensors; NULL on the CPU */
@@ -193,8 +193,8 @@ static int row_open(bench *b, bench_row *r)
     return CLI_OK;
 }
 
-/* What was not given: error has what the library recommends for a model run; the other selectors
- * have no tail, no exact rows and their own order. */
+/* What was not given: error has the order and the tail that the library recommends for a model run;
+ * the other selectors have no tail and their own order. */
 static void row_settings(const bench *b, bench_row *r, int tail)
 {
     const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE,
@@ -203,10 +203,7 @@ static void row_settings(const bench *b, bench_row *r, int tail)
     r->tail = r->dense ? ESA_TAIL_NONE : errors && b->own_tails ? best.attention.tail : tail;
     r->order = errors && b->select.layout.order == ESA_ORDER_DEFAULT ? best.select.layout.order
                                                                      : b->select.layout.order;
-    r->exact_rows = r->dense             ? 0
-                    : b->exact_rows >= 0 ? (int32_t)b->exact_rows
-                    : errors             ? best.attention.exact_rows
-                                         : 0;
+    r->exact_rows = r->dense || b->exact_rows < 0 ? 0 : (int32_t)b->exact_rows;
 }
 
 /* Rows per dtype: one dense row if --density has 1, then densities x selectors x tails. */
@@ -489,7 +486,7 @@ static int run(bench *b, const char *json_path, const char *command)
 
 int cmd_bench_attention(int argc, char **argv)
 {
-    const cli_list works = cli_preset_works();
+    const cli_list works = cli_preset_works(USUAL_STEPS, ESA_CARRY_AUTO);
     bench b = { .densities = { 1, { 1 }, { 0 } },
                 .selectors = { 1, { 0 }, { ESA_SELECT_ERROR } },
                 .tails = { 1, { 0 }, { 0 } },
@@ -514,7 +511,8 @@ int cmd_bench_attention(int argc, char **argv)
         b.densities.real[b.densities.count++] = works.real[i];
         used += snprintf(densities + used, sizeof densities - (size_t)used, ",%g", works.real[i]);
     }
-    snprintf(densities + used, sizeof densities - (size_t)used, ", as the presets)");
+    snprintf(densities + used, sizeof densities - (size_t)used, ", as the presets in %d steps)",
+             USUAL_STEPS);
     snprintf(about, sizeof about,
              "Times dense and block-sparse attention, on the CPU together with sgemm.\n"
              "Shapes by name: %s.",
@@ -531,8 +529,7 @@ int cmd_bench_attention(int argc, char **argv)
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
           "one or more, with commas (none; error: levels)" },
         { "--exact-rows", CLI_INT, &b.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
-          "queries per query block that are computed exactly and correct the others (0; error: "
-          "2)" },
+          "queries per query block that are computed exactly and correct the others (0)" },
         { "--precision", CLI_CHOICE, &b.eight, "16|8", 0, 0, 0,
           "bits of the two products; the kernel's name says what ran (16)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,

@@ -178,6 +178,18 @@ static void cells(cli_table *t, const figure *dense, const figure *figures, int 
             speedup(dense, figures, which));
 }
 
+/* A line for each row with anchors, whose steps take longer than the median step. */
+static void print_carry(const bench *b)
+{
+    for (int i = 0; i < b->rows; i++) {
+        char name[48];
+        name_of(b, name, &b->row[i]);
+        if (!clip_anchor_steps(NULL, &b->row[i].record[0])) continue;
+        printf("%s, ", name);
+        clip_carry_print(stdout, &b->row[i].record[0]);
+    }
+}
+
 static void print_table(const bench *b, figure (*figures)[FIGURES])
 {
     const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
@@ -202,6 +214,7 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
            "between the fastest and the slowest round.\n",
            (int)b->row[0].record[0].steps, b->no_decode ? "" : " and decoding",
            (long long)b->rounds, b->rounds == 1 ? "" : "s");
+    print_carry(b);
 }
 
 /* Where the time of a step goes, from the first round: mean milliseconds over all steps. */

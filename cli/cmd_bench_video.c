@@ -27,7 +27,7 @@ static const char *const headers[HEADERS][2] = { { COLUMNS ",attention_work,lpip
                                                  { COLUMNS ",attention_work\n", ",\n" },
                                                  { COLUMNS "\n", ",,\n" } };
 
-enum { KEY_SIZE = 384 };
+enum { KEY_SIZE = 896, NAME_SIZE = 560 };
 enum { UNIT_BUDGET, UNIT_WORK, UNIT_QUALITY, UNIT_PRESET };
 
 typedef struct bench {
@@ -119,24 +119,44 @@ static int csv_find(const bench *b, const char *key, row *r)
     return 0;
 }
 
-/* The method's name in the CSV, for cached masks with the name of their file, and its precision. */
-static void method_name(const bench *b, char out[96], int method)
+/* "error carry6", "error carry0-5-18-bf16": the number of anchors, or their steps. */
+static void add_carry(const bench *b, char out[NAME_SIZE], int method)
+{
+    const size_t used = strlen(out);
+    char steps[CLIP_CARRY_TEXT];
+    clip_request r = b->base;
+    r.method = method;
+    clip_anchors a = clip_anchors_of(&r);
+    a.carry = clip_anchor_count(&r);
+    if (!a.carry) return;
+    clip_carry_name(steps, &a);
+    for (char *c = steps; *c; c++)
+        if (*c == ',') *c = '-';
+    snprintf(out + used, NAME_SIZE - used, " carry%s%s", steps,
+             r.carry_format == ESA_CARRY_BF16 ? "-bf16" : "");
+}
+
+/* The method's name in the CSV, for cached masks with the name of their file, its precision and its
+ * anchors. */
+static void method_name(const bench *b, char out[NAME_SIZE], int method)
 {
     char name[32];
     const char *slash = b->base.p.masks ? strrchr(b->base.p.masks, '/') : NULL,
                *file = slash ? slash + 1 : b->base.p.masks;
     if (method != METHOD_CACHED)
-        snprintf(out, 96, "%s", cli_name(name, METHODS, method));
+        snprintf(out, NAME_SIZE, "%s", cli_name(name, METHODS, method));
     else
-        snprintf(out, 96, "cached:%.*s",
+        snprintf(out, NAME_SIZE, "cached:%.*s",
                  (int)strcspn(file, ".,\n") < 64 ? (int)strcspn(file, ".,\n") : 64, file);
     /* "error 8bit", or "error 8bit-2-1-0": first steps, last steps and number of layers in 16 */
     const clip_request *r = &b->base;
-    if (!r->eight || method == METHOD_DENSE) return;
-    snprintf(out + strlen(out), 96 - strlen(out), " 8bit");
-    if (r->steps16_first || r->steps16_last || r->layers16.count)
-        snprintf(out + strlen(out), 96 - strlen(out), "-%d-%d-%d", (int)r->steps16_first,
-                 (int)r->steps16_last, r->layers16.count);
+    if (r->eight && method != METHOD_DENSE) {
+        snprintf(out + strlen(out), NAME_SIZE - strlen(out), " 8bit");
+        if (r->steps16_first || r->steps16_last || r->layers16.count)
+            snprintf(out + strlen(out), NAME_SIZE - strlen(out), "-%d-%d-%d", (int)r->steps16_first,
+                     (int)r->steps16_last, r->layers16.count);
+    }
+    add_carry(b, out, method);
 }
 
 /* The token order of a method, for the CSV; cached masks bring their own. */
@@ -155,13 +175,14 @@ static void amount_name(const bench *b, char out[32], int method, double amount)
     if (b->unit == UNIT_QUALITY && method != METHOD_DENSE)
         snprintf(out, 32, "quality %g", amount);
     else
-        snprintf(out, 32, "%s%.2f", b->unit && method != METHOD_DENSE ? "work " : "", amount);
+        snprintf(out, 32, fabs(100 * amount - round(100 * amount)) < 1e-6 ? "%s%.2f" : "%s%.6g",
+                 b->unit && method != METHOD_DENSE ? "work " : "", amount);
 }
 
 static void key_of(const bench *b, char key[KEY_SIZE], int64_t prompt, int64_t seed, int method,
                    double budget, int tail)
 {
-    char m[96], a[32], t[32], o[32];
+    char m[NAME_SIZE], a[32], t[32], o[32];
     method_name(b, m, method);
     amount_name(b, a, method, budget);
     snprintf(key, KEY_SIZE, "%.60s,%.40s,%lld,%lld,%s,%s,%s,%s,", b->maker.info.name, b->size,
@@ -171,7 +192,7 @@ static void key_of(const bench *b, char key[KEY_SIZE], int64_t prompt, int64_t s
 
 static int csv_add(bench *b, const char *key, const row *r)
 {
-    char line[512];
+    char line[KEY_SIZE + 128];
     char lpips[32] = "";
     if (isfinite(r->lpips)) snprintf(lpips, sizeof lpips, "%.6f", r->lpips);
     snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f,%.4f,%s\n", key, r->density,
@@ -358,7 +379,7 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
     row sum = { 0 };
     double dense = 0;
     int clips = 0, equal = 0;
-    char key[KEY_SIZE], name[32], amount[32], method_text[96];
+    char key[KEY_SIZE], name[32], amount[32], method_text[NAME_SIZE];
     for (int64_t i = 0; i < b->prompts.count * b->seeds.count; i++) {
         const int64_t prompt = i / b->seeds.count, seed = b->seeds.whole[i % b->seeds.count];
         row r, full;
@@ -451,6 +472,7 @@ static int with_model(bench *b, const char *prompts_file, int64_t number)
     const esa_generate_params *p = &b->base.p;
     int status = clip_resolve(&b->maker, &b->base);
     if (status) return status;
+    if (b->unit == UNIT_PRESET) b->budgets.real[0] = p->session.work;
     snprintf(b->size, sizeof b->size, "%dx%dx%dx%d", p->frames, p->height, p->width, p->steps);
     status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, clip_is_tiny(&b->maker),
                              what);
@@ -521,7 +543,7 @@ int cmd_bench_video(int argc, char **argv)
         clip_options(table, own,
                      CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
                          CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED |
-                         CLIP_OPTIONS_PRECISION,
+                         CLIP_OPTIONS_PRECISION | CLIP_OPTIONS_CARRY,
                      &b.base),
         argc, argv, NULL, &done);
     if (status || done) return status;
@@ -544,7 +566,7 @@ int cmd_bench_video(int argc, char **argv)
         b.unit = UNIT_PRESET;
         b.base.method = usual.method;
         b.base.preset = usual.preset;
-        b.budgets = (cli_list){ 1, { esa_preset_work(usual.preset) }, { 0 } };
+        b.budgets.count = 1; /* its work is known when the number of steps is */
     }
     int cached = 0, errors = 0;
     for (int i = 0; i < b.methods.count; i++) {

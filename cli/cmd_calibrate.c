@@ -90,7 +90,7 @@ int cmd_calibrate(int argc, char **argv)
                              clip_options(table, own,
                                           CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE |
                                               CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE |
-                                              CLIP_OPTIONS_BLOCKS,
+                                              CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CARRY,
                                           &o.clip),
                              argc, argv, NULL, &done);
     if (status || done) return status;
@@ -109,6 +109,9 @@ int cmd_calibrate(int argc, char **argv)
     }
     if (plan.quality > 0 || plan.speedup > 0)
         return cli_usage("calibrate: --quality and --speedup need --plan FILE");
+    if (o.clip.carry || o.clip.carry_format)
+        return cli_usage("calibrate: --carry and --carry-format need --plan FILE: recordings are "
+                         "dense, and their masks serve runs with carry and without");
     if (!o.output || !o.output[0])
         return cli_usage("calibrate: --output FILE is required (or --plan FILE)");
     if (texts > 1) return cli_usage("calibrate: give one of --prompts and --num-prompts");

@@ -123,7 +123,7 @@ int cmd_masks_merge(int argc, char **argv)
     esa_ctx *ctx;
     merging m = { .build = esa_mask_build_default(),
                   .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
-                  .works = cli_preset_works(),
+                  .works = cli_preset_works(1, ESA_CARRY_OFF),
                   .has_budgets = cli_given(argc, argv, "--budgets"),
                   .has_works = cli_given(argc, argv, "--work") };
     int words = 0, done;

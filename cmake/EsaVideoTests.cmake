@@ -106,6 +106,7 @@ set_tests_properties(cli.generate PROPERTIES ENVIRONMENT
                      "ESA_TEST_STAND_IN=$<TARGET_FILE:esa_stand_in>")
 esa_cli_test(calibrate 1200 60 Words Refusals)
 esa_cli_test(plan 1200 60 Words Refusals)
+esa_cli_test(carry 1200 50 Words)
 esa_cli_test(experiment 1200 50 Words Submit)
 esa_cli_test(export 600 20 Pictures Raw Export)
 add_test(NAME cli.evaluate COMMAND python3 ${top}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)

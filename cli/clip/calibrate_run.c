@@ -353,7 +353,7 @@ calibrate_options calibrate_options_default(void)
                                 .num_prompts = 5,
                                 .importance = ESA_IMPORTANCE_U8,
                                 .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
-                                .works = cli_preset_works(),
+                                .works = cli_preset_works(1, ESA_CARRY_OFF),
                                 .exact_rows = -1 };
 }
 

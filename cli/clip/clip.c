@@ -140,7 +140,7 @@ void clip_record_free(clip_record *r)
 static int record_new(clip_record *r, int32_t steps, int32_t layers, int32_t heads)
 {
     memset(r, 0, sizeof *r);
-    const size_t count = 3 * (size_t)steps + (size_t)layers * (1 + (size_t)heads);
+    const size_t count = 5 * (size_t)steps + (size_t)layers * (1 + (size_t)heads);
     r->step_seconds = malloc(count * sizeof *r->step_seconds);
     if (!r->step_seconds) return CLI_FAILED;
     for (size_t i = 0; i < count; i++) r->step_seconds[i] = NAN;
@@ -148,6 +148,8 @@ static int record_new(clip_record *r, int32_t steps, int32_t layers, int32_t hea
     r->step_attention = r->step_select + steps;
     r->layer_density = r->step_attention + steps;
     r->head_density = r->layer_density + layers;
+    r->step_anchors = r->head_density + (int64_t)layers * heads;
+    r->step_age = r->step_anchors + steps;
     r->steps = steps;
     r->layers = layers;
     r->heads = heads;
@@ -183,6 +185,7 @@ void clip_record_json(cli_json *json, const clip_record *r)
     cli_json_open(json, "attention_work", '{');
     cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
     cli_json_close(json);
+    clip_carry_json(json, r);
     cli_json_int(json, "computed_steps", s->computed_steps);
     if (s->device_peak_bytes) cli_json_int(json, "device_peak_bytes", s->device_peak_bytes);
     cli_json_open(json, "work_seconds", '{');
@@ -233,6 +236,8 @@ static void on_denoised(void *user, const esa_session *session)
         if (esa_session_get_stats(session, &s, -1, i)) return;
         r->step_select[i] = s.select_seconds;
         r->step_attention[i] = s.attention_seconds;
+        r->step_anchors[i] = (double)s.anchor_calls;
+        r->step_age[i] = s.carry_age;
         if (s.sparse_calls == 0 && r->warmup == i) r->warmup++;
     }
     for (int32_t l = 0; l < r->layers; l++) {
@@ -307,6 +312,8 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     p->say = on_plan;
     p->say_user = m;
     if (record) {
+        clip_carry_name(record->carry, &r.anchors);
+        record->carry_format = r.carry_format;
         p->denoised = on_denoised;
         p->denoised_user = &l;
     }

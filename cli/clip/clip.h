@@ -68,6 +68,26 @@ void clip_maker_json(cli_json *json, const clip_maker *maker);
 /* 1 if the built-in prompts are those of wan-tiny. */
 int clip_is_tiny(const clip_maker *maker);
 
+/* ---------------------------------------------------------------- carry (clip_carry.c) */
+
+#define CLIP_MOST_STEPS    10000
+#define CLIP_MOST_ANCHORS  64
+#define CLIP_CARRY_TEXT    400         /* bytes of the longest list of anchors */
+#define CLIP_CARRY_FORMATS "e4m3|bf16" /* ESA_CARRY_E4M3, ESA_CARRY_BF16 */
+
+/* What --carry says. */
+typedef struct clip_anchors {
+    int32_t carry; /* as in esa_session_params; the number of steps if they are listed */
+    int32_t count; /* of the listed steps; 0: the library places the anchors */
+    int32_t step[CLIP_MOST_ANCHORS];
+} clip_anchors;
+/* Reads auto, off, a number of anchors, or their steps. CLI_USAGE after a message. */
+int clip_carry_parse(clip_anchors *anchors, const char *text, const char *what);
+/* Whether a run of so many steps can have these anchors. CLI_USAGE after a message. */
+int clip_carry_fits(const clip_anchors *anchors, int32_t steps, const char *what);
+/* Writes anchors as --carry takes them. */
+void clip_carry_name(char out[CLIP_CARRY_TEXT], const clip_anchors *anchors);
+
 /* ---------------------------------------------------------------- requests (clip_request.c) */
 
 #define CLIP_RECOMMENDED INT32_MIN /* of a schedule, where -1 is ESA_REFRESH_EARLY */
@@ -87,6 +107,9 @@ typedef struct clip_request {
     int32_t refresh_every, order_every;  /* CLIP_RECOMMENDED: the recommended ones */
     int preset;                          /* ESA_PRESET_*: the work of the session; -1: none */
     cli_list sigmas, timesteps;          /* of the steps; count 0: the scheduler's own */
+    const char *carry;                   /* --carry; NULL: the method's own */
+    int carry_format;                    /* ESA_CARRY_E4M3 or ESA_CARRY_BF16 */
+    clip_anchors anchors;                /* of carry; set by clip_resolve */
     const char *cache;                   /* --cache: "off", "auto" or a number; NULL: off */
     const char *block;                   /* "QxK"; NULL: the recommended blocks */
     const char *score_groups;            /* error: "QxK"; NULL: the recommended groups */
@@ -111,8 +134,13 @@ clip_request clip_dense(const clip_request *request);
 int clip_wants_work(const clip_request *request);
 /* The order of a request; ESA_ORDER_DEFAULT: cached masks bring theirs. */
 int clip_order(const clip_request *request);
+/* The anchors of a request: what was given, else those of the method. */
+clip_anchors clip_anchors_of(const clip_request *request);
+/* Their number in a request whose steps are known; 0: it does not carry. */
+int32_t clip_anchor_count(const clip_request *request);
 /* Lets the engine check the request and fill in what it leaves open; p is then what will run. May
- * be called again after the method, or anything else, has changed. CLI_FAILED after a message. */
+ * be called again after the method, or anything else, has changed. CLI_FAILED or CLI_USAGE after a
+ * message. */
 int clip_resolve(clip_maker *maker, clip_request *request);
 
 /* Writes what the videos depend on besides size, guidance and scheduler: guidance of a second
@@ -134,12 +162,14 @@ enum {
     CLIP_OPTIONS_MODEL = 64,      /* --model --threads --device --linear --keep --max-vram */
     CLIP_OPTIONS_WORK = 128,      /* --work --quality --plan --preset --cache */
     CLIP_OPTIONS_PRECISION = 256, /* --precision --steps16-first --steps16-last --layers16 */
-    CLIP_OPTIONS_ALL = 511
+    CLIP_OPTIONS_CARRY = 512,     /* --carry --carry-format */
+    CLIP_OPTIONS_ALL = 1023
 };
 #define CLIP_MAX_OPTIONS 80
 #define CLIP_REFRESH_HELP                                                                          \
     "make new masks every N sparse steps and reuse them in between; 0: only once, at the first "   \
-    "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: early)"
+    "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: early). With "   \
+    "carry, masks are made at the anchors instead"
 #define CLIP_ORDER_EVERY_HELP "order adaptive: when to make new orders, as --refresh (early)"
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
                                int groups, clip_request *request);
@@ -151,12 +181,16 @@ typedef struct clip_record {
     /* sizes as run; seconds of text, denoising, decoding; session totals; peak_bytes */
     esa_generate_stats stats;
     int32_t steps, layers, heads;
-    int32_t warmup;         /* dense steps at the start; 0 if nothing ran sparse */
-    double *step_seconds;   /* [steps] */
-    double *step_select;    /* [steps] part of it: choosing blocks */
-    double *step_attention; /* [steps] part of it: attention */
-    double *layer_density;  /* [layers] mean over sparse calls, NaN: none ran sparse */
-    double *head_density;   /* [layers][heads] likewise; NaN on a GPU */
+    int32_t warmup;              /* dense steps at the start; 0 if nothing ran sparse */
+    double *step_seconds;        /* [steps] */
+    double *step_select;         /* [steps] part of it: choosing blocks */
+    double *step_attention;      /* [steps] part of it: attention */
+    double *layer_density;       /* [layers] mean over sparse calls, NaN: none ran sparse */
+    double *head_density;        /* [layers][heads] likewise; NaN on a GPU */
+    double *step_anchors;        /* [steps] calls that made a carried difference */
+    double *step_age;            /* [steps] mean age of those that were added, NaN: none */
+    int carry_format;            /* of the request */
+    char carry[CLIP_CARRY_TEXT]; /* what was asked for, as --carry takes it */
 } clip_record;
 void clip_record_free(clip_record *record);
 /* Mean seconds of a step: with the warm-up steps, or without. */
@@ -165,6 +199,13 @@ double clip_step_mean(const clip_record *record, int with_warmup);
 double clip_density(const clip_record *record);
 /* Writes the fields of a record into the open object. */
 void clip_record_json(cli_json *json, const clip_record *record);
+/* (clip_carry.c) The steps in which a layer was an anchor: steps int32[record->steps] (may be
+ * NULL). Returns their number. */
+int clip_anchor_steps(int32_t *steps, const clip_record *record);
+/* Writes the object "carry" of a record. */
+void clip_carry_json(cli_json *json, const clip_record *record);
+/* Prints a line about it, if anything was carried. */
+void clip_carry_print(FILE *out, const clip_record *record);
 
 /* ---------------------------------------------------------------- making */
 

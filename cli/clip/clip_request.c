@@ -57,7 +57,7 @@ clip_request clip_dense(const clip_request *request)
 {
     clip_request r = *request;
     r.method = METHOD_DENSE;
-    r.cache = NULL;
+    r.cache = r.carry = NULL;
     r.eight = 0;
     r.steps16_first = r.steps16_last = r.layers16.count = 0;
     return r;
@@ -77,6 +77,53 @@ static double cache_of(const clip_request *r)
         return esa_preset_cache(r->preset >= 0 ? r->preset : ESA_PRESET_BALANCED);
     const double threshold = strtod(r->cache, &end);
     return *r->cache && !*end && threshold >= 1e-3 && threshold <= 100 ? threshold : (double)NAN;
+}
+
+/* 1 if calls of the method skip blocks, and so leave something out that can be carried. */
+static int can_carry(const clip_request *r)
+{
+    const int32_t mode = recommended(r).mode;
+    return mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || mode == ESA_SESSION_PROBE;
+}
+
+clip_anchors clip_anchors_of(const clip_request *r)
+{
+    clip_anchors a = { .carry = ESA_CARRY_OFF };
+    if (!can_carry(r)) return a;
+    if (r->carry)
+        clip_carry_parse(&a, r->carry, ""); /* it was checked */
+    else
+        a.carry = recommended(r).carry;
+    return a;
+}
+
+int32_t clip_anchor_count(const clip_request *r)
+{
+    const clip_anchors a = clip_anchors_of(r);
+    return a.count ? a.count : esa_carry_anchors(NULL, a.carry, r->p.steps);
+}
+
+static int check_carry(const clip_request *r, const char *what)
+{
+    clip_anchors a = { .carry = ESA_CARRY_OFF };
+    if (r->carry) {
+        const int status = clip_carry_parse(&a, r->carry, what);
+        if (status) return status;
+    }
+    if (a.carry && !can_carry(r))
+        return cli_usage("%s: --carry goes with methods that skip blocks, not with %s", what,
+                         r->method == METHOD_DENSE ? "dense" : "a recording");
+    a = clip_anchors_of(r);
+    if (!a.carry)
+        return r->carry_format ? cli_usage("%s: --carry-format needs --carry", what) : CLI_OK;
+    if (r->method != METHOD_CACHED &&
+        (r->refresh_every != CLIP_RECOMMENDED || r->order_every != CLIP_RECOMMENDED))
+        return cli_usage("%s: with carry, masks and orders are made at the anchors: --refresh and "
+                         "--order-every need --carry off",
+                         what);
+    const int32_t steps = r->p.steps ? r->p.steps
+                                     : r->sigmas.count + r->timesteps.count; /* 0: not known yet */
+    return steps ? clip_carry_fits(&a, steps, what) : CLI_OK;
 }
 
 int clip_request_check(const clip_request *r, const char *what)
@@ -114,6 +161,7 @@ int clip_request_check(const clip_request *r, const char *what)
                          "bits: they need --precision 8",
                          what);
     if (r->score_groups && cli_groups_parse(r->score_groups, &q, &k)) return CLI_USAGE;
+    if (check_carry(r, what)) return CLI_USAGE;
     if (isnan(cache_of(r)))
         return cli_usage("%s: --cache is '%s', expected off, auto or a number from 0.001 to 100",
                          what, r->cache);
@@ -138,6 +186,19 @@ static int32_t pick_schedule(int32_t chosen, int32_t recommended_one)
     return chosen == CLIP_RECOMMENDED ? recommended_one : chosen;
 }
 
+/* Anchors, and the work of a preset, which depends on them. */
+static void set_carry(clip_request *r)
+{
+    esa_session_params *s = &r->p.session;
+    r->anchors = clip_anchors_of(r);
+    s->carry = r->anchors.carry;
+    s->carry_format = r->carry_format;
+    s->anchor_count = r->anchors.count;
+    s->anchors = r->anchors.count ? r->anchors.step : NULL;
+    if (r->preset >= 0 && r->p.steps > 0)
+        s->work = esa_preset_work_for(r->preset, r->p.steps, s->carry);
+}
+
 /* The recommended settings of the method, and what the user chose instead. */
 static void set_session(clip_request *r)
 {
@@ -158,7 +219,7 @@ static void set_session(clip_request *r)
     s->refresh_every = pick_schedule(r->refresh_every, best.refresh_every);
     s->order_every = pick_schedule(r->order_every, best.order_every);
     s->share_branches = pick(r->share_branches, best.share_branches);
-    if (r->preset >= 0) s->work = esa_preset_work(r->preset);
+    set_carry(r);
     s->work_or_least = r->preset >= 0;   /* a preset suits any length */
     if (s->mode != ESA_SESSION_ONLINE) { /* a request for another method, such as the dense clip */
         r->p.quality = 0;
@@ -201,7 +262,8 @@ int clip_resolve(clip_maker *m, clip_request *r)
     for (int i = 0; i < r->timesteps.count; i++) r->sigmas.real[i] /= TRAIN_STEPS;
     r->p.sigmas = r->sigmas.count ? r->sigmas.real : NULL;
     r->p.sigma_count = r->sigmas.count;
-    for (int pass = 0; pass < 2 && !status; pass++) { /* the recommended blocks need tokens */
+    /* the recommended blocks need tokens, and presets the number of steps */
+    for (int pass = 0; pass < 2 && !status; pass++) {
         set_session(r);
         status = m->video.generate_resolve(m->model, &r->p, &r->tokens);
     }
@@ -212,7 +274,7 @@ int clip_resolve(clip_maker *m, clip_request *r)
                         "%d x %d",
                         m->what, m->video.lpips_net(m->lpips), least, least, r->p.width,
                         r->p.height);
-    return CLI_OK;
+    return clip_carry_fits(&r->anchors, r->p.steps, m->what);
 }
 
 /* ---------------------------------------------------------------- options */
@@ -244,13 +306,34 @@ static const char *order_help(int records)
     return text;
 }
 
-/* "instead of --work: 0.57, 0.44 or 0.30 (not given)", as the library says */
+/* "instead of --work: 0.3, 0.2 or 0.14 in 50 steps, ...", as the library says */
 static const char *preset_help(void)
 {
-    static char text[96];
-    snprintf(text, sizeof text, "instead of --work: %.2f, %.2f or %.2f (not given)",
-             esa_preset_work(ESA_PRESET_FAITHFUL), esa_preset_work(ESA_PRESET_BALANCED),
-             esa_preset_work(ESA_PRESET_FAST));
+    static char text[160];
+    const cli_list with = cli_preset_works(50, ESA_CARRY_AUTO),
+                   without = cli_preset_works(1, ESA_CARRY_OFF);
+    snprintf(
+        text, sizeof text,
+        "instead of --work: %.2g, %.2g or %.2g in 50 steps, more in fewer; without carry %.2f, "
+        "%.2f or %.2f (not given)",
+        with.real[0], with.real[1], with.real[2], without.real[0], without.real[1],
+        without.real[2]);
+    return text;
+}
+
+/* The default is that of the library. */
+static const char *carry_help(void)
+{
+    static char text[224];
+    char error[CLIP_CARRY_TEXT], others[CLIP_CARRY_TEXT];
+    const clip_anchors of_error = clip_anchors_of(&(clip_request){ .method = METHOD_ERROR }),
+                       of_others = clip_anchors_of(&(clip_request){ .method = METHOD_ENTROPY });
+    clip_carry_name(error, &of_error);
+    clip_carry_name(others, &of_others);
+    snprintf(text, sizeof text,
+             "keep what sparse calls leave out, measured by dense calls at a few steps, the "
+             "anchors, and add it at later steps; N: so many anchors (%.8s; error: %.8s)",
+             others, error);
     return text;
 }
 
@@ -316,8 +399,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
           "what replaces skipped blocks (pooled; error: levels)" },
         { "--exact-rows", CLI_INT32, &r->exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
-          "queries of each block that are computed exactly and correct the others (0; error: 2; "
-          "masks by error: as in the file)" },
+          "queries of each block that are computed exactly and correct the others (0; error "
+          "without carry: 2; masks by error: as in the file)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--refresh", CLI_SCHEDULE, &r->refresh_every, "early|N", 0, 1000, 0, CLIP_REFRESH_HELP },
@@ -376,10 +459,16 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "precision 8: layers that stay in 16 bits (none)" },
         end,
     };
-    const cli_option *const rows[] = { size,   noise, dense, blocks,   sparse,
-                                       cached, model, work,  precision };
+    const cli_option carry[] = {
+        { "--carry", CLI_TEXT, &r->carry, "auto|off|N|STEP,...", 0, 0, 0, carry_help() },
+        { "--carry-format", CLI_CHOICE, &r->carry_format, CLIP_CARRY_FORMATS, 0, 0, 0,
+          "how the differences are kept: one byte or two a value (e4m3)" },
+        end,
+    };
+    const cli_option *const rows[] = { size,   noise, dense, blocks,    sparse,
+                                       cached, model, work,  precision, carry };
     int used = add(table, 0, own);
-    for (int i = 0; i < 9; i++)
+    for (int i = 0; i < 10; i++)
         if (groups & 1 << i) used = add(table, used, rows[i]);
     return table;
 }

@@ -22,6 +22,7 @@ typedef struct job {
     const char *dense_out, *beside_out; /* checked paths; NULL: -dense in the video's name, none */
     int64_t made;                       /* prompts whose videos are written */
     int told;                           /* 1: a line about the work was printed */
+    char *carry;                        /* the line about carry of the first video; NULL: none */
 } job;
 
 static const char what[] = "generate";
@@ -133,6 +134,16 @@ static int beside(job *j, const esa_frames *left, const esa_frames *right, const
     return saved;
 }
 
+/* Keeps what is said about carry below the table: it is the same for all videos. */
+static void keep_carry(job *j, const clip_record *record)
+{
+    size_t bytes;
+    FILE *memory = j->carry ? NULL : open_memstream(&j->carry, &bytes);
+    if (!memory) return;
+    clip_carry_print(memory, record);
+    fclose(memory);
+}
+
 static void report(job *j, const char *prompt, int64_t seed, const char *path,
                    const char *dense_path, const clip_record *record, const clip_record *dense,
                    const esa_metrics *metrics)
@@ -163,6 +174,7 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
         cli_json_close(j->json);
         table_row(j, "dense", dense_path, dense, NULL, NULL);
         table_row(j, method, path, record, dense, metrics);
+        keep_carry(j, record);
     } else {
         printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, s->frames,
                s->frames > 1 ? "s" : "", s->width, s->height, s->steps, s->steps > 1 ? "s" : "",
@@ -171,6 +183,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
             printf(" at density %.3f, attention work %.3f", s->session.density, s->session.work);
         if (s->session.sparse_calls && isfinite(s->session.work_asked))
             printf(" (asked %.4g)", s->session.work_asked);
+        const int anchors = clip_anchor_steps(NULL, record);
+        if (anchors) printf(", %d anchor%s", anchors, anchors > 1 ? "s" : "");
         if (s->session.eight_calls)
             printf(", %lld of %lld calls in 8 bits", (long long)s->session.eight_calls,
                    (long long)s->session.calls);
@@ -327,8 +341,8 @@ static int with_model(job *j)
         printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks "
                "where attention is sparse;\n"
                "work: attention of the whole video as a share of dense, everything counted;\n"
-               "PSNR, SSIM%s: against the dense video.\n",
-               j->maker.lpips ? ", LPIPS" : "");
+               "PSNR, SSIM%s: against the dense video.\n%s",
+               j->maker.lpips ? ", LPIPS" : "", j->carry ? j->carry : "");
     }
     const int saved = cli_json_save(j->json, status ? NULL : o->json);
     cli_prompts_free(&prompts);
@@ -353,5 +367,6 @@ int generate_run(const generate_options *o)
     else if (!status)
         status = with_model(&j);
     clip_close(&j.maker);
+    free(j.carry);
     return status;
 }

@@ -24,6 +24,7 @@ typedef struct job {
     int64_t measured, curve, held_out;
     plan_state state;
     int32_t layers, steps, layer_groups, step_groups;
+    int32_t anchors; /* of all clips but the dense ones; 0: they do not carry */
     int64_t left;    /* clips after this one */
     double *numbers; /* sigma [steps], error [L][T][K], weight [L][T], of one prompt [L][T][K] */
     double *sigma, *error, *weight, *one, *density;
@@ -181,7 +182,8 @@ static int make_plan(job *j, esa_work_plan **plan)
                                 .order = s->select.layout.order,
                                 .tail = s->attention.tail,
                                 .block_q = s->select.block_q,
-                                .block_k = s->select.block_k };
+                                .block_k = s->select.block_k,
+                                .anchors = j->anchors };
     snprintf(info.model, sizeof info.model, "%s", j->maker.info.name);
     snprintf(info.config_hash, sizeof info.config_hash, "%s", j->maker.info.config_hash);
     for (int64_t i = 0; i < cells; i++) j->one[i] = j->error[i * PLAN_POINTS + ALONE];
@@ -281,8 +283,12 @@ static int report(job *j, const esa_work_plan *plan, double work, double expecte
     for (int i = 0; i < j->levels; i++)
         cli_row(table, "%.2f|%.2f dB|%.2f", j->works[i], j->psnr[i], j->spread[i]);
     cli_table_print(table, stdout);
-    printf("\n%s: %lld prompt%s, %d layers, %d steps; PSNR against dense, spread between prompts\n",
-           j->o->output, (long long)j->curve, j->curve > 1 ? "s" : "", j->layers, j->steps);
+    char carry[64] = "without carry";
+    if (j->anchors)
+        snprintf(carry, sizeof carry, "%d anchor%s", j->anchors, j->anchors > 1 ? "s" : "");
+    printf("\n%s: %lld prompt%s, %d layers, %d steps, %s; PSNR against dense, spread between "
+           "prompts\n",
+           j->o->output, (long long)j->curve, j->curve > 1 ? "s" : "", j->layers, j->steps, carry);
     if (work > 0)
         printf("work %.3f: expected %.2f dB, reached %.2f dB on %lld held-out prompt%s (spread "
                "%.2f)\n",
@@ -290,9 +296,10 @@ static int report(job *j, const esa_work_plan *plan, double work, double expecte
     cli_json *json = cli_json_new();
     cli_machine_json(json, j->maker.ctx, NULL);
     clip_maker_json(json, &j->maker);
-    cli_json_fields(json, "plan %s model %s config_hash %s layers %d steps %d prompts %ld",
+    cli_json_fields(json,
+                    "plan %s model %s config_hash %s layers %d steps %d prompts %ld anchors %d",
                     j->o->output, j->maker.info.name, j->maker.info.config_hash, j->layers,
-                    j->steps, j->measured);
+                    j->steps, j->measured, j->anchors);
     cli_json_reals(json, "work", j->works, j->levels);
     cli_json_reals(json, "psnr", j->psnr, j->levels);
     cli_json_reals(json, "spread", j->spread, j->levels);
@@ -329,7 +336,7 @@ static char *settings_of(const job *j)
 {
     const esa_generate_params *p = &j->base.p;
     const esa_session_params *s = &p->session;
-    char weights[32];
+    char weights[32], carry[CLIP_CARRY_TEXT];
     size_t bytes;
     if (cli_model_weights(weights, j->maker.folder, ESA_PART_ALL, what)) return NULL;
     cli_json *json = cli_json_new();
@@ -346,6 +353,8 @@ static char *settings_of(const job *j)
         s->select.layout.order, s->attention.tail, s->attention.exact_rows, s->select.block_q,
         s->select.block_k, s->refresh_every, s->order_every, s->share_branches, s->warmup_frac,
         s->dense_first_layer, j->o->groups, j->measured, s->select.group_q, s->select.group_k);
+    clip_carry_name(carry, &j->base.anchors);
+    cli_json_fields(json, "carry %s carry_format %d", carry, s->carry_format);
     cli_json_open(json, "lines", '[');
     for (int64_t i = 0; i < j->prompts.count; i++) cli_json_text(json, NULL, j->prompts.line[i]);
     cli_json_close(json);
@@ -432,6 +441,7 @@ static int choose_works(job *j)
     double least = 0;
     int reached = 0, status = costs_of(j, &costs);
     char left_out[PLAN_WORKS * 8] = "";
+    const char *parts = j->anchors ? "anchors, masks, orders" : "masks, orders, exact rows";
     for (int i = 0; i < PLAN_WORKS && !status; i++) {
         const size_t used = strlen(left_out);
         status = least_work(j, &costs, all_works[i], &reached, &least);
@@ -444,16 +454,16 @@ static int choose_works(job *j)
         status = least_work(j, &costs, 1 / j->o->speedup, &reached, &least);
     if (status) return status;
     if (!j->levels || (j->o->speedup > 0 && !reached))
-        return cli_fail("%s: %lld tokens and %d steps: masks, orders, exact rows and the blocks "
-                        "that every row keeps take %.3f of dense attention, so work %g cannot be "
-                        "reached; more frames, more steps or --order hilbert cost less",
-                        what, (long long)j->base.tokens, j->steps, least,
+        return cli_fail("%s: %lld tokens and %d steps: %s and the blocks that every row keeps take "
+                        "%.3f of dense attention, so work %g cannot be reached; more frames, more "
+                        "steps or --order hilbert cost less",
+                        what, (long long)j->base.tokens, j->steps, parts, least,
                         j->levels ? 1 / j->o->speedup : all_works[PLAN_WORKS - 1]);
     if (left_out[0])
         fprintf(stderr,
-                "%s: leaves out work%s, which %lld tokens and %d steps cannot reach: masks, "
-                "orders, exact rows and the blocks that every row keeps take more\n",
-                what, left_out, (long long)j->base.tokens, j->steps);
+                "%s: leaves out work%s, which %lld tokens and %d steps cannot reach: %s and the "
+                "blocks that every row keeps take more\n",
+                what, left_out, (long long)j->base.tokens, j->steps, parts);
     return CLI_OK;
 }
 
@@ -483,6 +493,7 @@ static int with_model(job *j)
     int status = clip_resolve(&j->maker, &j->base);
     j->layers = j->maker.info.layers;
     j->steps = j->base.p.steps;
+    j->anchors = clip_anchor_count(&j->base);
     j->layer_groups = (int32_t)(j->o->groups < j->layers ? j->o->groups : j->layers);
     j->step_groups = (int32_t)(j->o->groups < j->steps ? j->o->groups : j->steps);
     if (!status) status = set_prompts(j);

@@ -40,11 +40,11 @@ int cli_selector_takes(int selector, int order, int tail, const char *what)
     return CLI_OK;
 }
 
-cli_list cli_preset_works(void)
+cli_list cli_preset_works(int32_t steps, int32_t carry)
 {
     cli_list works = { 0 };
     for (int preset = ESA_PRESET_FAITHFUL; preset <= ESA_PRESET_FAST; preset++)
-        works.real[works.count++] = esa_preset_work(preset);
+        works.real[works.count++] = esa_preset_work_for(preset, steps, carry);
     return works;
 }
 

@@ -147,6 +147,24 @@ static void json_defaults(cli_json *json, const experiment *e)
     cli_json_text(json, "score_groups", c->score_groups);
 }
 
+/* Carry: "default" if nothing was given and some method carries by itself; null: no method does. */
+static void json_carry(cli_json *json, const experiment *e)
+{
+    const clip_request *c = &e->clip;
+    char name[CLIP_CARRY_TEXT], format[32];
+    int carries = 0;
+    for (int i = 0; i < e->methods.count; i++) {
+        clip_request one = *c;
+        one.method = experiment_method(e->methods.whole[i]);
+        carries |= clip_anchors_of(&one).carry != ESA_CARRY_OFF;
+    }
+    const clip_anchors given = clip_anchors_of(c); /* resolved as for entropy */
+    clip_carry_name(name, &given);
+    cli_json_text(json, "carry", !carries ? NULL : c->carry ? name : "default");
+    cli_json_text(json, "carry_format",
+                  carries ? cli_name(format, CLIP_CARRY_FORMATS, c->carry_format) : NULL);
+}
+
 static const char *tail_name(char buffer[32], const experiment *e)
 {
     const clip_request *c = &e->clip;
@@ -179,6 +197,7 @@ static void json_settings(cli_json *json, const experiment *e)
     cli_json_fields(json, "block %s samples %d cdf %g step_map %s", c->block, s->select.samples,
                     s->select.cdf_threshold, s->step_map ? "nearest" : "exact");
     json_defaults(json, e);
+    json_carry(json, e);
     cli_json_reals(json, "dense_layers", c->dense_layers.real, c->dense_layers.count);
     if (c->eight) { /* else missing, as in runs of an older esa */
         cli_json_fields(json, "precision %d steps16_first %d steps16_last %d", 8, c->steps16_first,

@@ -214,7 +214,7 @@ class Run(Base):
         self.copy()
         config = kit.load(self.path("results/x/config.json"))
         self.assertEqual(config["settings"]["tail"], "pooled")
-        for name in ("exact_rows", "order_every", "share_branches", "score_groups"):
+        for name in ("exact_rows", "order_every", "share_branches", "score_groups", "carry", "carry_format"):
             self.assertIsNone(config["settings"].pop(name))
         self.put("results/x/config.json", json.dumps(config))
         schemas.check(self.path("results/x/config.json"), "experiment-config")
@@ -223,6 +223,9 @@ class Run(Base):
         self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--exact-rows", 2, says=["exact_rows", "nothing", "2"])
         self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--score-groups", "4x2",
                    says=["score_groups", "nothing", '"4x2"'])
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--carry", 1, says=["carry", "nothing", '"1"'])
+        # with the error method, which carries by itself now, the settings differ from those of an older folder
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--method", "cached,error", says=["methods"])
 
     def model(self):
         shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))

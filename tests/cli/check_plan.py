@@ -19,6 +19,7 @@ ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 TINY = ["--frames", 5, "--height", 96, "--width", 96, "--steps", 2, "--block", "32x32", *kit.ONE]
 SMALL = [*TINY, "--order", "hilbert"]
 ADAPTIVE = ["--order", "adaptive"]
+OFF = ["--carry", "off"]                            # what two steps have by themselves
 PLAN = ["calibrate", *SMALL, "--num-prompts", 1, "--held-out", 1, "--groups", 2, "--speedup", 2]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
 
@@ -110,7 +111,7 @@ class Work(Base):
         """The work that was asked for is spent, by every method that chooses blocks."""
         for more, asked in ((["--work", 0.6, *ADAPTIVE], 0.6), (["--preset", "balanced"], 0.44),
                             (["--work", 0.65, "--method", "entropy"], 0.65),
-                            (["--work", 0.6, *ADAPTIVE, "--refresh", 0, "--order-every", 0], 0.6)):
+                            (["--work", 0.6, *ADAPTIVE, *OFF, "--refresh", 0, "--order-every", 0], 0.6)):
             video = self.video(*more)
             self.assertEqual(video["attention_work"]["asked"], asked)
             # whole blocks: 14 of 32 tokens in a row, split between heads or over the layer
@@ -118,10 +119,11 @@ class Work(Base):
         # a dense step, a dense layer and one block in every row: entropy cannot spend less
         self.fails("generate", *SMALL, "--out", "b.y4m", "--work", 0.6, "--method", "entropy",
                    says=["work is 0.6", "lowest density", "take 0.635"])
-        # early is what the error selector does by itself
+        # early is what the error selector does without carry
         usual = self.video("--work", 0.6, *ADAPTIVE)
-        same = self.video("--work", 0.6, *ADAPTIVE, "--refresh", "early", "--order-every=early", "--exact-rows", 2)
-        other = self.video("--work", 0.6, *ADAPTIVE, "--refresh", 0, "--order-every", 0)
+        early = ["--refresh", "early", "--order-every=early", "--exact-rows", 2]
+        same = self.video("--work", 0.6, *ADAPTIVE, *OFF, *early)
+        other = self.video("--work", 0.6, *ADAPTIVE, *OFF, "--refresh", 0, "--order-every", 0)
         self.assertEqual(same["layer_density"], usual["layer_density"])
         self.assertNotEqual(other["layer_density"], usual["layer_density"])
         video = self.video("--budget", 0.5)
@@ -170,7 +172,7 @@ class Work(Base):
         asked = [round(found["psnr"][i] + 0.5, 2) for i in (1, 3)]
         out = self.works(*bench, "--seeds", "0,1", "--quality", ",".join(map(str, asked)))
         rows = [line.split(",") for line in self.read("b.csv").decode().splitlines()[1:]]
-        works = {row[5]: float(row[-1]) for row in rows if row[3] == "0"}
+        works = {row[5]: float(row[15]) for row in rows if row[3] == "0"}
         self.assertEqual([row[4] for row in rows], ["dense", "error", "error"] * 2)
         names = [f"quality {x:g}" for x in asked]
         self.assertEqual(list(works), ["1.00", *names])
