@@ -7,6 +7,7 @@
  *   report_media.c     puts one video into the page
  *   report_masks.c     writes a mask file as JSON: densities, entropies, and bits as base64
  *   report_page.c      fills in the template cli/report/page/page.html
+ *   report_carry.c     writes the table of anchors into it
  *   report_text.c      the growing text they all write to */
 #ifndef ESA_CLI_REPORT_H
 #define ESA_CLI_REPORT_H
@@ -49,6 +50,8 @@ enum {
     REPORT_SSIM,
     REPORT_LPIPS,
     REPORT_FLICKER,
+    REPORT_ANCHORS,
+    REPORT_AGE,
     REPORT_TEXT,
     REPORT_SELECT,
     REPORT_ATTENTION,
@@ -75,6 +78,10 @@ typedef struct report_variant { /* one way of running: dense, or a method at a b
     int64_t step_count;
     double *head_density; /* [layers][heads] as measured, or NULL */
     int64_t layers, heads;
+    /* [carry_count], or NULL if nothing was carried: steps since the anchor, 0 at an anchor; NaN:
+     * the step carried nothing */
+    double *carry;
+    int64_t carry_count;
     report_clip *clips; /* [clip_count of the run] */
 } report_variant;
 
@@ -145,5 +152,11 @@ typedef struct report_page {
     report_media media; /* what became of the videos */
 } report_page;
 void report_page_write(report_text *t, report_page *page);
+/* Between the files: the colour of a variant, as a style; and a name of a run's part, behind the
+ * run's tag if there are several runs. */
+const char *report_tone(char out[32], const report_page *page, int run, int variant);
+void report_name(report_text *t, const report_page *page, int run, const char *name);
+/* The card with a row of anchors for each variant that has some (report_carry.c). */
+void report_carry(report_text *t, const report_page *page);
 
 #endif

@@ -27,7 +27,8 @@ static void variant(cli_json *json, const report_variant *v)
     static const char *const names[REPORT_TEXT] = { "budget",  "density",        "mass",
                                                     "seconds", "step_seconds",   "sparse_seconds",
                                                     "speedup", "sparse_speedup", "psnr",
-                                                    "ssim",    "lpips",          "flicker" };
+                                                    "ssim",    "lpips",          "flicker",
+                                                    "anchors", "carry_age" };
     cli_json_open(json, NULL, '{');
     cli_json_fields(json, "id %s label %s family %s dense %i identical %i", v->name, v->label,
                     v->family, v->dense, v->identical);

@@ -38,8 +38,8 @@ static int has_videos(const report_page *p)
     return 0;
 }
 
-/* The colour of a variant, numbered as in core.js. */
-static const char *tone(char out[32], const report_page *p, int run, int variant)
+/* numbered as in core.js */
+const char *report_tone(char out[32], const report_page *p, int run, int variant)
 {
     int next = 0;
     for (int r = 0; r <= run; r++)
@@ -63,8 +63,7 @@ static const char *figure(cell out, double x, int digits, const char *unit)
     return out;
 }
 
-/* A name of a run's part; the tag stands before it if there are several runs. */
-static void name_of(report_text *t, const report_page *p, int run, const char *name)
+void report_name(report_text *t, const report_page *p, int run, const char *name)
 {
     const int several = p->run_count > 1;
     report_printf(t, "%s%s%s", several ? p->runs[run].tag : "", several ? " · " : "", name);
@@ -109,8 +108,8 @@ static void tile(report_text *t, const report_page *p, int run, int i)
     const report_variant *v = &p->runs[run].variants[i];
     cell number, colour;
     report_printf(t, "<div class=\"tile\" style=\"%s\"><div class=\"soft small\">",
-                  tone(colour, p, run, i));
-    name_of(t, p, run, v->label);
+                  report_tone(colour, p, run, i));
+    report_name(t, p, run, v->label);
     if (isfinite(v->figure[REPORT_SPEEDUP]))
         report_printf(t, "</div><div class=\"big\">%s<small>%s</small>",
                       figure(number, v->figure[REPORT_SPEEDUP], 2, "×"),
@@ -157,8 +156,8 @@ static void table_row(report_text *t, const report_page *p, int run, int i, int 
     enum { PSNR = 5, LPIPS = 7, CELLS = 9 };
     cell number, colour;
     report_printf(t, "<tr><th scope=\"row\"><span class=\"key\" style=\"%s\"></span>",
-                  tone(colour, p, run, i));
-    name_of(t, p, run, v->label);
+                  report_tone(colour, p, run, i));
+    report_name(t, p, run, v->label);
     report_puts(t, "</th>");
     for (int c = 0; c < CELLS; c++) {
         if (c == LPIPS && !lpips) continue;
@@ -230,7 +229,7 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
         report_put(t, stage.text ? stage.text : "", stage.used);
     report_text_free(&stage);
     report_printf(t, "</div><figcaption><span class=\"key\" style=\"%s\"></span><b>%s</b>",
-                  tone(colour, p, run, i), v->label);
+                  report_tone(colour, p, run, i), v->label);
     if (!v->dense)
         report_printf(t, "<br><span class=\"soft num\">%s%s%s%s</span>",
                       isfinite(v->figure[REPORT_SPEEDUP])
@@ -253,7 +252,7 @@ static void videos(report_text *t, report_page *p)
     for (int r = 0; r < p->run_count && all > 1; r++)
         for (int64_t c = 0; c < p->runs[r].clip_count && c < p->max_clips; c++, number++) {
             report_printf(t, "<option value=\"%ld\">", number);
-            name_of(t, p, r, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "?");
+            report_name(t, p, r, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "?");
             report_puts(t, "</option>");
         }
     if (all > 1) report_puts(t, "</select></label></div>");
@@ -316,8 +315,9 @@ static void fill(report_text *t, report_page *p, const char *name)
     static const struct {
         const char *name;
         void (*write)(report_text *, const report_page *);
-    } parts[] = { { "facts", facts }, { "tiles", tiles },     { "table", table },
-                  { "notes", notes }, { "details", details }, { "data", data } };
+    } parts[] = { { "facts", facts }, { "tiles", tiles },        { "table", table },
+                  { "notes", notes }, { "carry", report_carry }, { "details", details },
+                  { "data", data } };
     for (size_t i = 0; i < sizeof assets / sizeof *assets; i++)
         if (strcmp(name, assets[i].name) == 0) report_puts(t, (const char *)assets[i].text);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

@@ -207,6 +207,26 @@ static int head_densities(report_variant *n, const json_t *videos, double *colum
     return 1;
 }
 
+/* Anchors, and the age of what was carried at each step, as in the first video. */
+static int carried_steps(report_variant *n, const json_t *videos)
+{
+    const json_t *carry = cli_json_at(videos, "0.record.carry"),
+                 *ages = cli_json_at(carry, "step_age"), *anchors = cli_json_at(carry, "anchors");
+    n->carry_count = (int64_t)json_array_size(ages);
+    if (!json_array_size(anchors) || !n->carry_count) return 1;
+    n->carry = calloc((size_t)n->carry_count, sizeof *n->carry);
+    for (int64_t i = 0; n->carry && i < n->carry_count; i++) {
+        const json_t *age = json_array_get(ages, (size_t)i);
+        n->carry[i] = json_is_number(age) ? json_number_value(age) : (double)NAN;
+    }
+    for (size_t i = 0; n->carry && i < json_array_size(anchors); i++) {
+        const double step = json_number_value(json_array_get(anchors, i));
+        if (step >= 0 && step < (double)n->carry_count) n->carry[(int64_t)step] = 0;
+    }
+    n->figure[REPORT_ANCHORS] = (double)json_array_size(anchors);
+    return n->carry != NULL;
+}
+
 /* Where the figures of a variant are: in speed.json, in quality.json, or in the record of the video
  * with the median time. */
 static const struct {
@@ -226,20 +246,21 @@ static const struct {
                   { REPORT_DENOISE, "record.denoise_seconds" },
                   { REPORT_ATTENTION, "record.attention_seconds" },
                   { REPORT_SELECT, "record.select_seconds" },
-                  { REPORT_DECODE, "record.decode_seconds" } };
+                  { REPORT_DECODE, "record.decode_seconds" },
+                  { REPORT_AGE, "record.carry.age" } };
 
 static int read_speed_of(report_run *r, report_variant *n, const json_t *v)
 {
     const json_t *videos = cli_json_at(v, "videos");
     double *column = malloc((json_array_size(videos) + 1) * sizeof *column);
     const int ready = column && step_medians(n, videos, column) &&
-                      head_densities(n, videos, column);
+                      head_densities(n, videos, column) && carried_steps(n, videos);
     const json_t *median = ready ? median_video(videos, column) : NULL;
     free(column);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++)
         n->figure[in_speed[i].figure] = cli_json_number(v, in_speed[i].path);
+    for (int i = 0; i < 6; i++)
         n->figure[in_record[i].figure] = cli_json_number(median, in_record[i].path);
-    }
     if (n->dense)
         n->figure[REPORT_SPEEDUP] = n->figure[REPORT_SPARSE_SPEEDUP] = 1;
     else
@@ -317,10 +338,12 @@ static int check_sizes(const report_run *r)
         for (size_t i = 0; i < json_array_size(all); i++) {
             const json_t *videos = cli_json_at(json_array_get(all, i), "videos"),
                          *heads = cli_json_at(videos, "0.record.head_density"),
-                         *steps = cli_json_at(videos, "0.record.step_seconds");
+                         *steps = cli_json_at(videos, "0.record.step_seconds"),
+                         *ages = cli_json_at(videos, "0.record.carry.step_age");
             const double table = (double)json_array_size(heads) * (double)row_size(heads);
             bytes += (table + (double)json_array_size(steps)) * (double)json_array_size(videos) *
                          (double)sizeof(double) +
+                     (double)json_array_size(ages) * (double)sizeof(double) +
                      (double)r->clip_count * (double)sizeof(report_clip);
         }
     }
@@ -403,6 +426,7 @@ void report_run_free(report_run *r)
         free(r->variants[i].clips);
         free(r->variants[i].steps);
         free(r->variants[i].head_density);
+        free(r->variants[i].carry);
     }
     for (int64_t c = 0; r->prompts && c < r->clip_count; c++) free(r->prompts[c]);
     for (int i = 0; i < 3; i++) {

@@ -284,6 +284,33 @@ class Pages(Base):
             self.assertIn(f"{q['mean']['psnr']:.2f} dB", row)
             self.assertIn(f"{q['mean']['lpips']:.4f}", row)
 
+    def test_carry(self):
+        """A row of anchors and ages for each variant that has some; no card where there is none."""
+        _, speed, _ = self.results(steps=6, anchors=(0, 4))
+        page, data = self.page("res")
+        sparse = data["runs"][0]["variants"][1:]
+        age = round(speed["variants"][1]["videos"][0]["record"]["carry"]["age"], 8)      # the command writes 9 digits
+        self.assertEqual([(v["anchors"], v["carry_age"]) for v in sparse], [(2, age)] * 3)
+        self.assertIsNone(data["runs"][0]["variants"][0]["anchors"])
+        rows = [row["text"] for row in page.all("tr") if "table" in row["inside"] and "●" in row["text"]]
+        self.assertEqual(rows, [f"cached {budget}21.2●123●1" for budget in (0.7, 0.5, 0.3)])
+        self.assertEqual(len(page.all("div", id="carry")), 1)
+        self.results("off", steps=6)
+        page, data = self.page("off")
+        self.assertEqual(page.all("div", id="carry"), [])
+        self.assertIsNone(data["runs"][0]["variants"][1]["anchors"])
+
+    def test_carry_of_liars(self):
+        """Anchors and ages that no run has: a page all the same."""
+        self.results("odd", [])
+        data = kit.load(self.path("odd", "speed.json"))
+        for carry in ({"anchors": [-1, 1e300, "x", None, 2.5], "step_age": [1, "x", None, 1e300, -3]},
+                      {"anchors": [0], "step_age": []}, {"anchors": 3, "step_age": 4}, [], {"anchors": [0] * 1000,
+                                                                                            "step_age": [0]}):
+            data["variants"][1]["videos"][0]["record"]["carry"] = carry
+            self.put("odd/speed.json", json.dumps(data))
+            self.page("odd", "--no-videos")
+
     def test_step_times_are_medians(self):
         _, speed, _ = self.results()
         for video, seconds in zip(speed["variants"][1]["videos"], (9.0, 1.0, 3.0)):

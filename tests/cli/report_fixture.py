@@ -34,9 +34,20 @@ def spread(x):
     return {"median": x, "lowest": 0.97 * x, "highest": 1.06 * x}
 
 
-def record(budget, steps, warmup, layers, heads, dense, work=True):
+def carried(steps, anchors, layers, dense):
+    """What a record says of differences that are made at some steps and added at the others."""
+    ages = [step - max(a for a in anchors if a <= step) for step in range(steps)] if anchors and not dense else []
+    return {"carry": {
+        "asked": ",".join(map(str, anchors)) if ages else "off", "format": "e4m3" if ages else None,
+        "anchors": list(anchors) if ages else [], "anchor_calls": layers * len(anchors) if ages else 0,
+        "carried_calls": layers * (steps - len(anchors)) if ages else 0, "age": sum(ages) / steps if ages else None,
+        "step_age": ages, "bytes": 10**6 if ages else 0, "host_bytes": 0
+    }}
+
+
+def record(budget, steps, warmup, layers, heads, dense, work=True, anchors=()):
     """Times that fall with the budget; layer 0 is dense, so its densities are null. work False: as older files, which
-    do not count the work."""
+    do not count the work and know of no carry."""
     step = [0.4 if dense or i < warmup else 0.4 * (0.45 + 0.55 * budget) + 0.002 * (i % 3) for i in range(steps)]
     attention = [0.25 if dense or i < warmup else 0.25 * budget for i in range(steps)]
     heads_of = [[
@@ -46,7 +57,8 @@ def record(budget, steps, warmup, layers, heads, dense, work=True):
     sparse = (layers - 1) * (steps - warmup) / (layers * steps)
     counted = {"attention_work": {"asked": None, "realised": 1 if dense else 1 - sparse * (1 - budget)}}
     return {
-        **(counted if work else {}), "seconds": sum(step) + 0.9, "text_seconds": 0.2, "denoise_seconds": sum(step),
+        **({**counted, **carried(steps, anchors, layers, dense)} if work else {}),
+        "seconds": sum(step) + 0.9, "text_seconds": 0.2, "denoise_seconds": sum(step),
         "attention_seconds": sum(attention), "select_seconds": 0.0 if dense else 0.004 * steps,
         "gemm_seconds": 0.1 * steps, "decode_seconds": 0.7, "peak_bytes": 10**8,
         "density_asked": None if dense else budget, "density": None if dense else budget,
@@ -59,9 +71,10 @@ def record(budget, steps, warmup, layers, heads, dense, work=True):
 
 
 def make(folder, tag, videos, budgets=(0.7, 0.5, 0.3), methods=("cached", ), prompts=PROMPTS, lpips=True,
-         size=(9, 64, 64), steps=5, layers=3, heads=2, work=True):
+         size=(9, 64, 64), steps=5, layers=3, heads=2, work=True, anchors=()):
     """Writes folder. videos: files or folders of pictures to copy, in turn (empty: none are there, as after a
-    cleaning up). work False: as older folders, whose records do not count the work."""
+    cleaning up). work False: as older folders, whose records do not count the work. anchors: steps at which the sparse
+    variants keep differences, which they carry to the others."""
     warmup, frames, height, width = 1, *size
     os.makedirs(folder)
     settings = {
@@ -94,7 +107,7 @@ def make(folder, tag, videos, budgets=(0.7, 0.5, 0.3), methods=("cached", ), pro
                 (shutil.copytree if os.path.isdir(source) else shutil.copy)(source, target)
                 copied += 1
             files.append(file)
-        one = record(budget, steps, warmup, layers, heads, dense, work)
+        one = record(budget, steps, warmup, layers, heads, dense, work, anchors)
         total = sum(one["step_seconds"])
         speed["variants"].append({
             "name": name, "method": method, "budget": budget, "clips": len(prompts), "density": budget,
