@@ -160,10 +160,12 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
                     path);
     clip_record_json(j->json, record);
     if (s->session.work > WORK_MARGIN * s->session.work_asked && !j->told++)
-        fprintf(stderr,
-                "%s: work %.3f was asked for, but %.3f was spent: blocks are whole, and every row "
-                "keeps at least one, which counts in short videos\n",
-                what, s->session.work_asked, s->session.work);
+        fprintf(
+            stderr,
+            "%s: work %.3f was asked for, but %.3f was spent: %sblocks are whole, and every row "
+            "keeps at least one, which counts in short videos\n",
+            what, s->session.work_asked, s->session.work,
+            s->session.anchor_calls ? "anchors run dense, " : "");
     if (o->compare) {
         cli_json_fields(j->json, "speedup %g psnr %g ssim %g lpips %g psnr_min %g ssim_min %g",
                         dense->stats.denoise_seconds / s->denoise_seconds, metrics->psnr,
