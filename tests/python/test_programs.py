@@ -223,8 +223,11 @@ def test_generate_with_carry(models, here, capfd):
         assert (made["asked"], made["format"]) == (asked, kind)
         assert made["anchors"] == list(EsaConfig(carry=asked).anchors(4)) and made["anchor_calls"] > 0
         assert made["age"] > 0 and len(made["step_age"]) == 4 and made["bytes"] > 0 and made["host_bytes"] == 0
-    assert run("generate", *common, *error, "--carry", "off") == 0
-    assert "carry" not in json.loads(pathlib.Path("v.json").read_text())["videos"][0]
+    for words in ((*error, "--carry", "off"), ("--method", "dense")):
+        assert run("generate", *common, *words) == 0
+        made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]["carry"]
+        assert made == {"asked": "off", "format": None, "anchors": [], "anchor_calls": 0, "carried_calls": 0,
+                        "age": None, "step_age": [], "bytes": 0, "host_bytes": 0}
     for words, said in ((["--carry", "often"], "'often' is neither auto, off, a number of anchors, nor their steps"),
                         (["--carry", 6, "--method", "dense"], "--carry is for methods that skip blocks, not")):
         capfd.readouterr()

@@ -182,13 +182,14 @@ def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, 
         "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None,
         "attention_work": {"asked": None, "realised": None if handle is not None else 1.0}, "calls": 0,
         "sparse_calls": 0, "kernel": "torch", "warmup_steps": 0, "step_seconds": steps,
+        "carry": {"asked": "off", "format": None, "anchors": [], "anchor_calls": 0, "carried_calls": 0, "age": None,
+                  "step_age": [], "bytes": 0, "host_bytes": 0},
         "step_select_seconds": [None] * len(steps), "step_attention_seconds": [None] * len(steps), "layer_density": [],
         "head_density": []
     }
     if handle is not None and method.config is not None:
         _add_stats(record, handle, len(steps))
-        if method.config.carry != "off":
-            record["carry"] = _carry_of(handle, len(steps))
+        record["carry"] = _carry_of(handle, len(steps))
     return video, record
 
 
