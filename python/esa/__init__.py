@@ -2,8 +2,8 @@
 """Training-free block-sparse attention for video diffusion transformers.
 
     import esa
-    esa.apply(pipe)                                                  # a diffusers pipeline: 44 % of the attention work
-    esa.apply(pipe, esa.EsaConfig(preset="faithful"))                # 57 %, closer to dense
+    esa.apply(pipe)                                                  # a diffusers pipeline
+    esa.apply(pipe, esa.EsaConfig(preset="faithful"))                # with more attention, closer to dense
     mask = esa.select(q, k, esa.EsaConfig(budget=0.5))               # single calls, of torch or numpy arrays
     o = esa.attention(q, k, v, mask)
     o = esa.sparse_attention(q, k, v, head_num=24, sparse_type="rf_v2", sparsity=0.8)      # MindIE-SD's call

@@ -82,6 +82,131 @@ def check_sessions():
         assert DEVICE == "cpu" or stats.kernel.startswith(("sm", "simt")), stats.kernel
 
 
+LAYERS, STEPS, ANCHORS = 6, 5, (0, 3)
+
+
+def carrying(**words):
+    config = esa.EsaConfig(selector="entropy", budget=0.4, warmup_frac=0, dense_first_layer=False, share_branches=True,
+                           carry=ANCHORS, **words)
+    return esa.Session(config, layers=LAYERS, steps=STEPS, branches=2, device=DEVICE,
+                       layout=esa.Layout(grid=GRID, text_front=TEXT))
+
+
+def moment(layer, step, branch):
+    """q, k and v that change a little from step to step."""
+    return [a + 0.1 * step * b for a, b in zip(qkv(seed=layer), qkv(seed=100 + layer + 10 * branch))]
+
+
+def video(s, outs=None):
+    """All outputs of a video, on the host."""
+    s.begin()
+    found = []
+    for step in range(STEPS):
+        for branch in range(2):
+            s.step(step, branch)
+            for layer in range(LAYERS):
+                found.append(s.attention(layer, *moment(layer, step, branch), out=outs).cpu())
+    return found
+
+
+def check_carry():
+    """Call by call: dense at anchors, then the sparse output and the difference of the first branch."""
+    for kind in ("e4m3", "bf16"):
+        s, kept = carrying(carry_format=kind), {}
+        got = iter(video(s))
+        for step in range(STEPS):
+            for branch in range(2):
+                for layer in range(LAYERS):
+                    q, k, v = moment(layer, step, branch)
+                    if step in ANCHORS and branch == 0:
+                        want, mask = esa.attention(q, k, v), esa.select(q, k, s.config, layout=s.layout)
+                        carry = esa.Carry(q, k, v, want, mask, tail=s.config.tail, format=kind)
+                        kept[layer] = {"mask": mask, "tail": s.config.tail, "carry": carry}
+                    else:
+                        want = esa.attention(q, k, v, **kept[layer])
+                    assert torch.equal(next(got), want.cpu()), (kind, step, branch, layer)
+        stats = s.stats()
+        anchors = len(ANCHORS) * LAYERS
+        assert (stats.anchor_calls, stats.carried_calls) == (anchors, 2 * STEPS * LAYERS - anchors), stats
+        assert stats.carry_bytes > 0 == stats.carry_host_bytes, stats
+
+
+def held():
+    """Bytes that torch's allocator has given out."""
+    import gc
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def check_carry_memory():
+    """Differences lie in torch's allocator and go back to it; what does not fit is streamed, with the same bits;
+    without any room a strict session says so, and another one runs without carry."""
+    from esa.core.carry import CarryMemory
+    moment(0, 0, 0)
+    before = held()
+    s = carrying()
+    want = video(s)
+    resident = s.stats()
+    grown = held() - before
+    assert 0 <= grown - resident.carry_bytes <= 4096 * LAYERS, (grown, resident.carry_bytes)
+    assert resident.carry_host_bytes == 0
+    s.close()
+    assert held() == before
+    piece, left = resident.carry_bytes // LAYERS, CarryMemory._left
+    for words in ({"carry_memory": 0}, {"carry_memory": 4 * piece}, {}):
+        CarryMemory._left = left if words else lambda self: -1.0                # a GPU without room
+        try:
+            s = carrying(**words)
+            for _ in range(2):
+                assert all(torch.equal(a, b) for a, b in zip(video(s), want)), words
+        finally:
+            CarryMemory._left = left
+        stats = s.stats()
+        assert stats.carry_host_bytes > 0 and stats.carried_calls == resident.carried_calls, stats
+        assert held() - before >= stats.carry_bytes > 0
+        s.close()
+        assert held() == before, words
+    without = video(esa.Session(carrying().config.replace(carry="off", refresh_every=0), layers=LAYERS, steps=STEPS,
+                                branches=2, device=DEVICE, layout=s.layout))
+    alloc = CarryMemory._alloc
+    CarryMemory._alloc = lambda self, user, size: None                          # nor for what it takes to stream
+    try:
+        try:
+            video(carrying())
+            raise AssertionError("a strict session ran without memory")
+        except esa.EsaMemoryError as error:
+            assert "carry needs" in str(error), error
+        s = carrying(strict=False)
+        # masks are made at other steps without carry, but those of the first step are the same
+        assert all(torch.equal(a, b) for a, b in zip(video(s)[:2 * LAYERS], without))
+        assert s.stats().carried_calls == s.stats().carry_bytes == 0
+    finally:
+        CarryMemory._alloc = alloc
+    assert held() == before
+
+
+def check_carry_streams():
+    """Videos on other streams than the one on which the memory was taken, and freed while they still run."""
+    s = carrying()
+    want = video(s)
+    for _ in range(3):
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            assert all(torch.equal(a, b) for a, b in zip(video(s), want))
+            q, k, v = moment(0, 4, 0)
+            s.step(4, 0)
+            torch.cuda._sleep(int(2e8))
+            late = s.attention(0, q, k, v)
+            s.close()                               # its memory must not serve others before the call has run
+        junk = [torch.full((1 << 20,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(4 * LAYERS)]
+        torch.cuda.synchronize()
+        assert torch.equal(late.cpu(), want[2 * LAYERS * 4]) and len(junk) == 4 * LAYERS
+        s = carrying()
+        assert all(torch.equal(a, b) for a, b in zip(video(s), want))
+
+
 def check_compile():
     def call(q, k, v):
         return esa.sparse_attention(q * 2, k, v, sparse_type="rf_v2", **WORDS) + 1
@@ -127,8 +252,14 @@ def check_no_waiting():
     s = session(selector="entropy", sparsity=0.6)
     s.begin()
     s.step(0)
+    carried = carrying()
+    carried.begin()
+    carried.step(0)
+    carried.attention(0, *moment(0, 0, 0))          # an anchor
+    tensors = moment(0, 1, 0)
+    carried.step(1)
     calls = [lambda t=t: esa.sparse_attention(q, k, v, sparse_type=t, **WORDS)
-             for t in (None, *TYPES)] + [lambda: s.attention(0, q, k, v)]
+             for t in (None, *TYPES)] + [lambda: s.attention(0, q, k, v), lambda: carried.attention(0, *tensors)]
     for call in calls:
         call()                                  # the first of a shape allocates
     torch.cuda.synchronize()
@@ -165,9 +296,9 @@ def main():
         f"esa {esa.__version__}, torch {torch.__version__}, "
         f"{torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}"
     )
-    checks = [check_results, check_sessions, check_compile, check_autocast]
+    checks = [check_results, check_sessions, check_carry, check_compile, check_autocast]
     if DEVICE == "cuda":
-        checks += [check_streams, check_no_waiting, check_no_allocation]
+        checks += [check_carry_memory, check_carry_streams, check_streams, check_no_waiting, check_no_allocation]
     passed = failed = 0
     for check in checks:
         begin = time.perf_counter()

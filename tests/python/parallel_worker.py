@@ -23,6 +23,8 @@ def configs(masks):
         "ada_bsa": esa.EsaConfig(selector="ada_bsa", cdf_threshold=0.8, tail="none", **common),
         "cached": esa.EsaConfig(masks=masks, budget=0.4, warmup_frac=0.0),
         "entropy": esa.EsaConfig(budget=0.4, **common),
+        # each rank keeps the differences of its heads
+        "carry": esa.EsaConfig(selector="rf_v2", budget=0.4, carry=[0], carry_format="bf16", **common),
     }
 
 
@@ -44,6 +46,7 @@ def main():
         found[name] = outputs
         found[name + ".density"] = torch.tensor(stats.density)
         found[name + ".sparse_calls"] = torch.tensor(stats.sparse_calls)
+        found[name + ".carry"] = torch.tensor([stats.anchor_calls, stats.carried_calls, stats.carry_bytes])
     torch.save(found, f"{output}.{parallel.rank()}")
     parallel.finish()
 

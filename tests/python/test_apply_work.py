@@ -34,8 +34,8 @@ def test_work_is_spent(family, config):
         stats = handle.stats()
         # A dozen blocks a row: a row's share is a multiple of about 0.08, rounded per head or layer, and text rows and
         # columns are always kept.
-        assert abs(stats.work - config.work_asked) < 0.08
-        assert stats.work_asked == config.work_asked
+        assert abs(stats.work - config.work_for(len(TIMES))) < 0.08
+        assert stats.work_asked == config.work_for(len(TIMES))
         assert "attention work" in handle.report()
     assert all(torch.isfinite(x).all() for x in results)
     assert torch.equal(mini(), dense)
@@ -131,12 +131,17 @@ def test_branches_of_a_step():
     class DiffusionPipeline:
         pass
 
-    def branches(pipe, batched=False, work=0.5):
+    def branches(pipe, batched=False, work=0.5, half=0):
         config = esa.EsaConfig(work=work) if work else esa.EsaConfig(budget=0.5)
         clock, family = types.SimpleNamespace(pipe=pipe), types.SimpleNamespace(batched=batched)
-        return Run._step_branches(types.SimpleNamespace(config=config, record=None, clock=clock, family=family))
+        run = types.SimpleNamespace(config=config, record=None, clock=clock, family=family, _guided=half)
+        run._guides = lambda: Run._guides(run)
+        return Run._step_branches(run)
     guided, alone = (types.SimpleNamespace(do_classifier_free_guidance=x) for x in (True, False))
     assert branches(guided) == 2 and branches(guided, batched=True) == 1 and branches(alone) == 1
+    assert branches(guided, batched=True, half=1) == 2          # a batch that is split
+    scaled = types.SimpleNamespace(guidance_scale=6.0)          # CogVideoX; elsewhere it need not mean two branches
+    assert branches(scaled, batched=True, half=1) == 2 and branches(scaled) == 0
     assert branches(DiffusionPipeline()) == 1
     assert branches(types.SimpleNamespace()) == 0 and branches(None) == 0
     assert branches(guided, work=None) == 0

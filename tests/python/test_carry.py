@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from esa import EsaConfig, Layout, Session
+from esa.compat.original_masks import TensorWriter
 from esa.core import carry as carry_module
 from esa.core import structs as T
 from esa.core import tensor as X
@@ -224,6 +225,39 @@ def test_no_room(seed):
     fits = session_of(config.replace(carry_memory="1M"))
     run(fits, seed)
     assert fits.stats().carried_calls == 5
+
+
+@pytest.mark.parametrize("anchors", [0, 4])
+def test_quality_of_a_plan(tmp_path, anchors):
+    """What a curve with anchors says, no run without them reaches."""
+    about = {"format": "esa.plan", "format_version": 1, "model": "", "config_hash": "", "prompts": 1,
+             "selector": T.SELECTORS["error"], "order": T.ORDERS["adaptive"], "tail": T.TAILS["levels"], "block_q": 64,
+             "block_k": 64, "anchors": anchors}
+    tensors = {"sigma": [1 - i / 8 for i in range(8)], "density": [0.25, 0.5], "error": [[[2.0, 1.0]] * 8],
+               "weight": [[1.0] * 8], "quality.work": [0.3, 0.6], "quality.psnr": [30.0, 50.0],
+               "quality.spread": [1.0, 1.0]}
+    path = tmp_path / "plan"
+    with TensorWriter(str(path)) as writer:
+        for key, value in about.items():
+            writer.metadata(key, str(value))
+        values = {name: torch.tensor(value, dtype=torch.float64) for name, value in tensors.items()}
+        for name, value in values.items():
+            writer.declare(name, 3, tuple(value.shape))
+        for value in values.values():
+            writer.write(value)
+    plan = esa.WorkPlan(path)
+    assert plan.info.anchors == anchors and plan.reach(40) == pytest.approx(0.45)
+    config = EsaConfig(quality=40, plan=path, block=BLOCK)
+    assert session_of(config, steps=8).stats().work_asked == pytest.approx(0.45)
+    off = config.replace(carry="off")
+    if anchors:
+        for words in (config.replace(refresh_every=2), off):
+            with pytest.raises(ValueError, match=r"quality is 40 dB, but the curve of .*plan was measured with carry"):
+                session_of(words, steps=8)
+        with pytest.raises(ValueError, match=r".4 anchors., and this run has none: turn carry on, or give a work"):
+            session_of(config, steps=3)
+        off = off.replace(work=0.45, plan=path)
+    assert session_of(off, steps=8).stats().work_asked == pytest.approx(0.45)
 
 
 def test_refused():

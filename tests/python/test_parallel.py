@@ -43,7 +43,8 @@ def results(tmp_path_factory):
         outputs, stats = parallel_worker.run(mini, config)
         alone.update({
             name: outputs, name + ".density": torch.tensor(stats.density),
-            name + ".sparse_calls": torch.tensor(stats.sparse_calls)
+            name + ".sparse_calls": torch.tensor(stats.sparse_calls),
+            name + ".carry": torch.tensor([stats.anchor_calls, stats.carried_calls, stats.carry_bytes])
         })
     for rank in ranks:
         text = rank.communicate(timeout=600)[0]
@@ -69,6 +70,17 @@ def test_masks_belong_to_heads(results):
     otherwise."""
     blocks = mask.MaskFile(results[0]["masks"]).mask(1, 1, budget=0.4).blocks()
     assert (blocks[:, :2] != blocks[:, 2:]).any()
+
+
+def test_each_rank_carries_its_heads(results):
+    alone, *ranks = results
+    anchors, carried, held = alone["carry.carry"].tolist()
+    assert anchors == carried == 2 and held > 0             # two steps; layer 0 is dense
+    for rank in ranks:
+        assert rank["carry.carry"].tolist() == [anchors, carried, held // 2]
+        # a difference that lies between two numbers of bf16 may be rounded to the other one, 2**-8 of it away
+        torch.testing.assert_close(rank["carry"], alone["carry"], rtol=2 ** -8, atol=1e-3)
+        assert not torch.equal(rank["carry"][1], rank["rf_v2"][1])
 
 
 def test_entropy_shares_the_budget_within_a_rank(results):

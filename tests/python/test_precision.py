@@ -106,7 +106,7 @@ def test_combined_statistics_keep_every_field():
     one = Stats(**{**values, "kernel": "some kernel"})
     both = combine([(one, 100), (one, 100)])
     for name, value in values.items():
-        means = ("density_asked", "density", "mass", "work", "work_asked", "kernel")
+        means = ("density_asked", "density", "mass", "work", "work_asked", "carry_age", "kernel")
         assert getattr(both, name) == (getattr(one, name) if name in means else 2 * value), name
 
 

@@ -11,6 +11,7 @@ import sys
 import numpy
 import pipelines
 import pytest
+from esa.core.config import EsaConfig
 from esa.core.context import shared_context
 from esa.core.library import EsaError
 from esa.core.mask import MaskFile
@@ -209,6 +210,32 @@ def test_generate_by_error(models, here):
         assert 0.3 < made["density"] < 0.6
         sparse.append(made["sparse_calls"] / made["calls"])
     assert sparse == [1, 0.5, 1]
+
+
+def test_generate_with_carry(models, here, capfd):
+    """The words are those of `esa generate`, and so is the record."""
+    common = ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 4, "--out", "v.safetensors", "--json", "v.json"]
+    error = ["--method", "error", "--budget", 0.5]
+    for words, asked, kind in (([], "auto", "e4m3"), (["--carry", 3], "3", "e4m3"),
+                               (["--carry", "0,2", "--carry-format", "bf16"], "0,2", "bf16")):
+        assert run("generate", *common, *error, *words) == 0
+        made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]["carry"]
+        assert (made["asked"], made["format"]) == (asked, kind)
+        assert made["anchors"] == list(EsaConfig(carry=asked).anchors(4)) and made["anchor_calls"] > 0
+        assert made["age"] > 0 and len(made["step_age"]) == 4 and made["bytes"] > 0 and made["host_bytes"] == 0
+    for words in ((*error, "--carry", "off"), ("--method", "dense")):
+        assert run("generate", *common, *words) == 0
+        made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]["carry"]
+        assert made == {"asked": "off", "format": None, "anchors": [], "anchor_calls": 0, "carried_calls": 0,
+                        "age": None, "step_age": [], "bytes": 0, "host_bytes": 0}
+    for words, said in ((["--carry", "often"], "'often' is neither auto, off, a number of anchors, nor their steps"),
+                        (["--carry", 6, "--method", "dense"], "--carry is for methods that skip blocks, not")):
+        capfd.readouterr()
+        try:
+            status = run("generate", *common, *words)
+        except SystemExit as stop:
+            status = stop.code
+        assert status == 2 and said in capfd.readouterr().err
 
 
 def test_generate_with_a_work(models, here, capfd):

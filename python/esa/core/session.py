@@ -150,9 +150,7 @@ class Session:
         p.model, p.config_hash = _text(model), _text(config_hash)
         self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
         if self.mode == "online" and config.spends_work:
-            known = config.quality is None or self.plan is None
-            p.work = (config.work_for(steps) if known
-                      else self.plan.reach(config.quality))  # type: ignore[union-attr,arg-type]
+            p.work = self._work()
             p.plan = self.plan.ptr if self.plan else None
             p.work_or_least = int(config.work is None and config.quality is None)    # a preset suits any length
             if sigma is not None:
@@ -177,6 +175,18 @@ class Session:
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
         # memory: its functions must exist as long as the library's session
         self._context.own(self._ptr, lambda ptr, memory=memory: c.esa_session_free(ptr))  # type: ignore[misc]
+
+    def _work(self) -> float:
+        """The work of the config, or the one that the plan expects to reach its quality."""
+        config, plan = self.config, self.plan
+        if config.quality is None or plan is None:
+            return config.work_for(self.steps)
+        anchors = plan.info.anchors
+        if anchors and not config.anchors(self.steps):
+            raise ValueError(
+                f"quality is {config.quality:g} dB, but the curve of {os.fspath(plan.path)} was measured with carry "
+                f"({anchors} anchors), and this run has none: turn carry on, or give a work")
+        return plan.reach(config.quality)
 
     def _set_carry(self, p: T.SessionParams, device: Any) -> CarryMemory | None:
         """The fields of carry. Returns what gives them memory of a GPU: torch, if torch is there to share it with."""

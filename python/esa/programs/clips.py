@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..core.config import EsaConfig
-from ..core.structs import PRESETS
+from ..core.structs import CARRY_FORMATS, PRESETS
 from . import program
 from .program import BLOCK, Stop
 
@@ -51,6 +51,12 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preset", choices=tuple(PRESETS), help="instead of --work: a work by name")
     group.add_argument("--masks", metavar="FILE", help="mask file of --method cached")
     add_tail(group, "levels")
+    group.add_argument("--carry", type=program._carry, metavar="auto|off|N|STEP,...",
+                       help="at these steps, the anchors, layers keep what sparse attention leaves out; it is added at "
+                       "the steps that follow: as many as suit the number of steps, none, so many, or these (off; "
+                       "error: auto)")
+    group.add_argument("--carry-format", choices=tuple(CARRY_FORMATS), default="e4m3",
+                       help="how the differences are kept: one byte or two a value (e4m3)")
     group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X",
                        help="ada_bsa: share of the attention to keep (1.0: off)")
 
@@ -79,7 +85,10 @@ def chosen_method(args: argparse.Namespace, step_map: str) -> Method:
 def method_of(args: argparse.Namespace, name: str, budget: float | None = None, *, masks: str | None = None,
               step_map: str = "exact", **work: Any) -> Method:
     """A method with the options of add_sparse and add_tail. work: work or preset, instead of a budget."""
+    carry = {"carry": getattr(args, "carry", None), "carry_format": getattr(args, "carry_format", "e4m3")}
     if name == "dense":
+        if carry["carry"] not in (None, "off"):
+            raise Stop("--carry is for methods that skip blocks, not for dense", 2)
         return Method("dense", None)
     if name == "cached" and not masks:
         raise Stop("--method cached needs --masks FILE (made by `python -m esa.calibrate`)", 2)
@@ -90,7 +99,7 @@ def method_of(args: argparse.Namespace, name: str, budget: float | None = None, 
         "tail": args.tail or (None if name == "error" else "none"), "warmup_frac": args.warmup_frac,
         "dense_first_layer": args.dense_first_layer
     }
-    common = {"budget": budget, **work, **{key: value for key, value in chosen.items() if value is not None}}
+    common = {"budget": budget, **work, **carry, **{key: value for key, value in chosen.items() if value is not None}}
     if name == "cached":
         return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
     # the original does not reorder
@@ -173,11 +182,14 @@ def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, 
         "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None,
         "attention_work": {"asked": None, "realised": None if handle is not None else 1.0}, "calls": 0,
         "sparse_calls": 0, "kernel": "torch", "warmup_steps": 0, "step_seconds": steps,
+        "carry": {"asked": "off", "format": None, "anchors": [], "anchor_calls": 0, "carried_calls": 0, "age": None,
+                  "step_age": [], "bytes": 0, "host_bytes": 0},
         "step_select_seconds": [None] * len(steps), "step_attention_seconds": [None] * len(steps), "layer_density": [],
         "head_density": []
     }
-    if handle is not None:
+    if handle is not None and method.config is not None:
         _add_stats(record, handle, len(steps))
+        record["carry"] = _carry_of(handle, len(steps))
     return video, record
 
 
@@ -205,6 +217,19 @@ def _add_stats(record: dict[str, Any], handle: Any, steps: int) -> None:
                   layer_density=[_number(s.density) for s in layers])
     if total.fallback_calls:
         raise Stop(f"{total.fallback_calls} calls ran dense although they should not have: {handle.report()}")
+
+
+def _carry_of(handle: Any, steps: int) -> dict[str, Any]:
+    """The object "carry" of docs/schemas/common.schema.json."""
+    asked, total, each = handle.config.carry, handle.stats(), [handle.stats(step=i) for i in range(steps)]
+    return {
+        "asked": ",".join(map(str, asked)) if isinstance(asked, tuple) else str(asked),
+        "format": handle.config.carry_format if total.anchor_calls else None,
+        "anchors": [i for i, s in enumerate(each) if s.anchor_calls], "anchor_calls": total.anchor_calls,
+        "carried_calls": total.carried_calls, "age": _number(total.carry_age),
+        "step_age": [_number(s.carry_age) for s in each] if total.anchor_calls else [],
+        "bytes": total.carry_bytes, "host_bytes": total.carry_host_bytes
+    }
 
 
 # ---------------------------------------------------------------- figures over several clips

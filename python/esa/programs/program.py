@@ -20,7 +20,7 @@ from ..compat import K_BLOCK, Q_BLOCK
 from ..core.config import EsaConfig
 from ..core.files import read_text, write_file
 from ..core.library import EsaError
-from ..core.structs import ORDERS, groups
+from ..core.structs import ORDERS, carry, groups
 from .prompts import BUILT_IN, built_in
 
 BLOCK = (Q_BLOCK, K_BLOCK)          # of the programs that the original has
@@ -130,6 +130,15 @@ def _groups(text: str) -> tuple[int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not two of 1, 2, 4, 8, 16 with an x between them, such as 8x4") from None
+
+
+def _carry(text: str) -> Any:
+    try:
+        return carry(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither auto, off, a number of anchors, nor their steps in ascending order, such as "
+            "0,5,10,18") from None
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = "wan-t2v-1.3b") -> None:

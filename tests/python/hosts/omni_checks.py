@@ -173,6 +173,19 @@ for step in range(3):
     for _branch in range(2):
         assert call(module, preset, step, q, k, v).shape == q.shape
 assert module.attention.model.run(module.attention.config).stats().calls == 6
+# carry, with the words of EsaConfig: one difference for both branches
+for carry, anchors in (({}, len(esa.EsaConfig().anchors(8))), ({"carry": [0, 3]}, 2), ({"carry": "off"}, 0)):
+    preset = sparse({"preset": "fast", "steps": 8, "order": "hilbert", **carry})
+    module = layer(preset)
+    for step in range(8):
+        for branch in range(2):
+            out = call(module, preset, step, *random(seed=branch))
+            full = esa.attention(*random(seed=branch), input_layout="BSND", scale=DIM**-0.5)
+            assert anchors != 2 or torch.equal(out, full) == (branch == 0 and step in (0, 3))
+    counted = module.attention.model.run(module.attention.config).stats()
+    assert (counted.anchor_calls, counted.carried_calls) == (anchors, 16 - anchors if anchors else 0)
+assert layer(wan).attention.config.carry == "off"
+fails("carry must be 'auto', 'off', a number of anchors", lambda: layer(sparse({"carry": "often"})))
 # ---- strict raises, otherwise dense and one warning
 del said[:]
 cases = ((q, k, v, {"metadata": AttentionMetadata()}, "publishes no video_layout"),

@@ -101,6 +101,19 @@ for step in range(4):
 run = first.model.run(first.own)
 assert run.stats().calls == 8 and run.stats().sparse_calls == 2 and run.layers == 2
 assert layer("blocks.0.attn1").model is not first.model             # the next transformer
+# ---- carry, with the words of EsaConfig: one difference for both branches
+for carry, anchors in (({}, len(esa.EsaConfig().anchors(8))), ({"carry": [0, 3]}, 2), ({"carry": "off"}, 0)):
+    args.attention_backend_config["esa"] = {"preset": "fast", "order": "hilbert", **carry}
+    impl = layer("blocks.0.attn1")
+    for step in range(8):
+        for seed in range(2):
+            call(impl, step, *tensors(seed=seed), steps=8)
+    counted = impl.model.run(impl.own).stats()
+    assert (counted.anchor_calls, counted.carried_calls) == (anchors, 16 - anchors if anchors else 0)
+args.attention_backend_config["esa"] = {"carry": "often"}
+fails("carry must be 'auto', 'off', a number of anchors", lambda: layer("z"))
+args.attention_backend_config["esa"] = {"selector": "entropy", "budget": 0.3, "warmup_frac": 0.5}
+first = layer("blocks.0.attn1")
 # ---- strict, or dense with one warning
 for _ in range(2):
     assert close(call(first, 0, q, k, v), dense)
