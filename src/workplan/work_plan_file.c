@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Metadata: format "esa.plan", format_version, model, config_hash, prompts, selector, order, tail,
- * block, anchors (not in older files). Tensors, all F64: sigma [T], density [K], error [L,T,K], weight [L,T], and with a quality
- * curve quality.work, quality.psnr and quality.spread [Q]. */
+ * block, anchors (not in older files). Tensors, all F64: sigma [T], density [K], error [L,T,K],
+ * weight [L,T], and with a quality curve quality.work, quality.psnr and quality.spread [Q]. */
 #include "workplan/work_plan.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* test_carry_memory.c - host memory of the differences that a video carries: what the machine has left
- * decides before the first step, and is given back before the decoder works.
+/* test_carry_memory.c - host memory of the differences that a video carries: what the machine has
+ * left decides before the first step, and is given back before the decoder works.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "common/fake_tree.h"
