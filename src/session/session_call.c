@@ -79,7 +79,10 @@ static esa_status attend_sparse(const esa_session_call *c, const esa_session_pla
     t.use = f->anchor ? ESA_CARRY_MAKE : ESA_CARRY_ADD;
     if (f->anchor) {
         esa_session_plan *dense; /* the plan of this call was used last, so it stays */
+        void *ws;                /* room for both calls before o is written */
         ESA_TRY(esa_session_get_plan(s, &dense, t.q, t.k, c->kind, 0));
+        ESA_TRY(dense->plan->backend->scratch(
+            s->ctx, &ws, esa_max64(dense->plan->workspace, e->plan->workspace)));
         ESA_TRY(esa_plan_attend(dense->plan, NULL, c->t, NULL, precision, NULL));
     }
     ESA_TRY(esa_plan_attend(e->plan, e->mask, &t, NULL, precision, kernel));
