@@ -67,8 +67,8 @@ static esa_status compare(esa_session *s, const esa_tensor *dense, const esa_ten
         for (int64_t j = 0; j < D; j++) {
             const float a = esa_load_f32(r.o[0], j, dense->dtype),
                         b = esa_load_f32(r.o[1], j, dense->dtype);
-            /* the inputs may hold NaN; a difference keeps none */
-            if (isnan(a) || fabsf(a - b) <= bound) continue;
+            /* the inputs may hold NaN and infinity; a difference keeps neither */
+            if (!isfinite(a) || fabsf(a - b) <= bound) continue;
             return esa_fail(s->ctx, ESA_ERR_INTERNAL,
                             "carry gives wrong results on this %s: token %lld of head %lld is %g, "
                             "dense it is %g, and they may be %g apart; turn carry off and report "
