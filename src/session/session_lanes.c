@@ -19,11 +19,10 @@ static int32_t number_of(const esa_session *s, const esa_session_lane *lane)
     return ESA_CARRY_LANE + (int32_t)(lane - s->carry.lane);
 }
 
-/* The lane of a difference, or else the one that was used longest ago. *has: it is its own. */
-static esa_session_lane *lane_for(esa_session *s, esa_session_diff *diff, int32_t *has)
+/* The lane of a difference, or else the one that was used longest ago. */
+static esa_session_lane *lane_for(esa_session *s, esa_session_diff *diff)
 {
     esa_session_lane *lane = lane_of(s, diff);
-    *has = lane != NULL;
     if (!lane) {
         lane = s->carry.lane;
         for (int32_t i = 1; i < ESA_CARRY_LANES; i++)
@@ -32,6 +31,18 @@ static esa_session_lane *lane_for(esa_session *s, esa_session_diff *diff, int32_
     lane->used = ++s->carry.tick;
     lane->diff = diff;
     return lane;
+}
+
+/* Has a difference copied into a lane, if it is in none. */
+static esa_status bring(esa_session *s, esa_session_diff *diff, esa_session_lane **lane)
+{
+    const int32_t there = lane_of(s, diff) != NULL;
+    *lane = lane_for(s, diff);
+    if (there) return ESA_OK;
+    const esa_status status = s->carry.backend->transfer->fetch(
+        s->ctx, number_of(s, *lane), (*lane)->memory, diff->host, diff->bytes);
+    if (status) (*lane)->diff = NULL; /* the next call must not take it for this difference */
+    return status;
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -102,14 +113,11 @@ esa_status esa_session_diff_begin(esa_session *s, esa_session_diff *diff, int32_
     if (make) diff->made = 0;
     *view = esa_session_diff_view(s, diff);
     if (diff->host) {
-        int32_t has;
-        esa_session_lane *lane = lane_for(s, diff, &has);
+        esa_session_lane *lane = make ? lane_for(s, diff) : NULL;
+        if (!make) ESA_TRY(bring(s, diff, &lane));
         esa_session_diff there = *diff;
         there.memory = lane->memory;
         *view = esa_session_diff_view(s, &there);
-        if (!make && !has)
-            ESA_TRY(
-                transfer->fetch(s->ctx, number_of(s, lane), lane->memory, diff->host, diff->bytes));
         ESA_TRY(transfer->arrive(s->ctx, number_of(s, lane)));
     }
     return ESA_OK;
@@ -119,16 +127,14 @@ esa_status esa_session_diff_end(esa_session *s, esa_session_diff *diff, int32_t 
                                 esa_session_diff *next)
 {
     const esa_engine_transfer *transfer = s->carry.backend->transfer;
-    diff->made = 1;
     if (diff->host) {
         const esa_session_lane *lane = lane_of(s, diff);
         const int32_t number = number_of(s, lane);
         ESA_TRY(transfer->used(s->ctx, number));
         if (make) ESA_TRY(transfer->store(s->ctx, number, diff->host, lane->memory, diff->bytes));
     }
+    diff->made = 1; /* not before its copy to the host is on its way */
     if (make || !next || !next->host) return ESA_OK;
-    int32_t has;
-    const esa_session_lane *lane = lane_for(s, next, &has);
-    return has ? ESA_OK
-               : transfer->fetch(s->ctx, number_of(s, lane), lane->memory, next->host, next->bytes);
+    esa_session_lane *lane;
+    return bring(s, next, &lane);
 }

@@ -1,5 +1,5 @@
-/* test_carry_limits.c - sessions that carry with masks of a file, where memory fails, on a device
- * that is wrong, while probing, and with exact rows that were asked for.
+/* test_carry_limits.c - sessions that carry with masks of a file, where memory or a device
+ * fails, on a device that is wrong, while probing, and with exact rows that were asked for.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 
@@ -200,6 +200,84 @@ static void test_wrong_device(void **state)
     mini_free(&m);
 }
 
+/* Views of device memory, which the tests' wrapper of calls leaves alone. */
+static mini_views on_device(const mini *m)
+{
+    mini_views t = mini_view(m);
+    esa_tensor *const view[] = { &t.q, &t.k, &t.v, &t.o };
+    for (int32_t i = 0; i < 4; i++) {
+        ok(ctx, esa_device_alloc(ctx, &view[i]->data, mini_size(m) * 4));
+        view[i]->device = ESA_DEVICE_CUDA;
+    }
+    return t;
+}
+
+/* The calls of one video, one of which fails at its n-th operation of the device (-1: none) and is
+ * made a second time. hash[step * layers + layer] of the outputs; 0 where an anchor was repeated,
+ * because its difference may have been there already. *failures counts the calls that failed. 0:
+ * there are not that many operations. */
+static int32_t run_stubborn(const mini *m, const mini_views *t, esa_session *s, uint64_t *hash,
+                            int32_t n, int32_t *failures)
+{
+    char left[16] = "";
+    if (n >= 0) snprintf(left, sizeof left, "%d", n);
+    ok(ctx, esa_session_begin(s));
+    for (int32_t i = 0; i < m->steps * m->layers; i++) {
+        const int32_t step = i / m->layers, layer = i % m->layers;
+        int32_t again = -1;
+        esa_status status;
+        mini_fill(m, layer, step, 0);
+        ok(ctx, esa_session_step(s, step, 0));
+        ok(ctx, esa_device_upload(ctx, t->q.data, m->q, mini_size(m) * 4));
+        ok(ctx, esa_device_upload(ctx, t->k.data, m->k, mini_size(m) * 4));
+        ok(ctx, esa_device_upload(ctx, t->v.data, m->v, mini_size(m) * 4));
+        do {
+            if (left[0]) setenv("ESA_STAND_IN_FAIL", left, 1);
+            status = esa_session_attention(s, layer, ESA_CALL_SELF, &t->q, &t->k, &t->v, &t->o,
+                                           NULL);
+            const char *now = getenv("ESA_STAND_IN_FAIL");
+            snprintf(left, sizeof left, "%s", now ? now : "");
+            unsetenv("ESA_STAND_IN_FAIL");
+        } while (++again == 0 && status);
+        *failures += again;
+        ok(ctx, status);
+        ok(ctx, esa_device_download(ctx, m->o, t->o.data, mini_size(m) * 4));
+        hash[i] = again && step == 0 ? 0 : mini_hash(1, m->o, mini_size(m) * 4);
+    }
+    return !left[0];
+}
+
+/* Wherever a copy or another operation of the device fails, a repeated call and all that follow
+ * have the bits of an undisturbed run: no call finds another difference where its own should be. */
+static void test_failing_copies(void **state)
+{
+    (void)state;
+    enum { LAYERS = 5, STEPS = 3, CALLS = LAYERS * STEPS }; /* more layers than lanes */
+    mini m = mini_make(LAYERS, STEPS, 1, 1);
+    const mini_views t = on_device(&m);
+    uint64_t expected[CALLS], hash[CALLS];
+    int32_t failures = 0, there = 1;
+    for (int32_t n = -1; there; n++) {
+        esa_session *s;
+        esa_session_params p = mini_sparse_params(&m);
+        p.carry = 1;
+        p.carry_room = 0;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        there = run_stubborn(&m, &t, s, n < 0 ? expected : hash, n, &failures);
+        for (int32_t i = 0; n >= 0 && i < CALLS; i++)
+            if (hash[i] && hash[i] != expected[i])
+                fail_msg("operation %d failed: step %d, layer %d has other bits", n, i / LAYERS,
+                         i % LAYERS);
+        esa_session_free(s);
+    }
+    assert_true(failures > 5 * CALLS); /* a call has ten operations or more */
+    esa_device_free(ctx, t.q.data);
+    esa_device_free(ctx, t.k.data);
+    esa_device_free(ctx, t.v.data);
+    esa_device_free(ctx, t.o.data);
+    mini_free(&m);
+}
+
 /* PROBE with carry measures what a run with carry would leave: nothing at anchors, and between them
  * the error of sparse output and difference of the anchor. It still returns the dense output. */
 static void test_probe(void **state)
@@ -298,8 +376,9 @@ int main(void)
                                        cmocka_unit_test(test_probe) };
     /* masks of a file are on the CPU when a test takes them by hand */
     const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_cached) };
-    /* the stand-in can be told to be wrong */
-    const struct CMUnitTest on_it[] = { cmocka_unit_test(test_wrong_device) };
+    /* the stand-in can be told to be wrong, and to fail */
+    const struct CMUnitTest on_it[] = { cmocka_unit_test(test_wrong_device),
+                                        cmocka_unit_test(test_failing_copies) };
     const int failed = cmocka_run_group_tests(both, setup, teardown);
     if (!on_gpu()) return failed + cmocka_run_group_tests(on_cpu, setup, teardown);
     return failed + (on_stand_in() ? cmocka_run_group_tests(on_it, setup, teardown) : 0);
