@@ -32,12 +32,21 @@ def masks(ctx, shape, density, gen):
             "scatter": ctx.mask_from_levels(levels, FINE, N, N, 128, 128, order)}
 
 
+def select_params(ctx, order):
+    """What a plan must know of the masks of `order` to have room for rows in their order; None: in order."""
+    if not order:
+        return None
+    p = ctx.lib.c.esa_select_params_default(esa.SELECTORS["error"])
+    p.tail, p.fine, p.block_q, p.block_k, p.layout.order = esa.LEVELS, FINE, 128, 128, esa.ORDERS["adaptive"]
+    return p
+
+
 def jobs_of(bench, q, k, v, o, shape, density, precision, carries, gen):
     """Each name is (what, order): plain, add of either format, then pairs of calls. Each plan has its workspace."""
     dense = bench.ours(bench.ctx, None, q, k, v, o, precision=precision)[1]
     jobs = {}
     for order, mask in masks(bench.ctx, shape, density, gen).items():
-        plan = esa.Plan(bench.ctx, q, k, tail=esa.LEVELS, precision=precision)
+        plan = esa.Plan(bench.ctx, q, k, select_params(bench.ctx, order), tail=esa.LEVELS, precision=precision)
         ws = bench.workspace(plan)
         plain = plan.attention(mask, q, k, v, o, ws)
         jobs["plain", order] = plain
