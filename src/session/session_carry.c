@@ -128,8 +128,22 @@ static void free_idle(esa_session *s)
         }
 }
 
+/* Frees differences of other sizes that hold nothing: they are of an earlier video. Then the lanes,
+ * if nothing passes through them any more. */
+static void free_outgrown(esa_session *s, int64_t bytes)
+{
+    int32_t streams = 0;
+    for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
+        esa_session_diff *diff = &s->rest[i].diff;
+        if (!diff->made && diff->bytes != bytes) drop(s, diff);
+        streams |= diff->host != NULL;
+    }
+    if (!streams) esa_session_lanes_free(s);
+}
+
 esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_plan *plan)
 {
+    const int64_t bytes = esa_session_diff_bytes(&s->params, &plan->shapes);
     esa_session_carry *c = &s->carry;
     esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers];
     if (c->backend != plan->backend) {
@@ -137,6 +151,7 @@ esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_pl
         c->backend = plan->backend;
     }
     if (!rest[layer].diff.bytes) free_idle(s);
+    if (rest[layer].diff.bytes != bytes) free_outgrown(s, bytes);
     for (int32_t l = 0; l < s->params.layers; l++)
         if (l == layer || (!rest[l].diff.bytes && !s->dense_layer[l]))
             ESA_TRY(reserve(s, &rest[l].diff, &plan->shapes, l));

@@ -278,6 +278,58 @@ static void test_failing_copies(void **state)
     mini_free(&m);
 }
 
+/* Device memory of which there is so much. */
+static int64_t left_over;
+
+static void *take(void *user, int64_t bytes)
+{
+    void *ptr;
+    if (bytes > left_over || esa_device_alloc(user, &ptr, bytes)) return NULL;
+    left_over -= bytes;
+    return ptr;
+}
+
+static void give(void *user, void *ptr, int64_t bytes)
+{
+    left_over += bytes;
+    esa_device_free(user, ptr);
+}
+
+/* A larger video in a session finds as much memory as in a session of its own: the differences of
+ * the last video, which are too small, do not stand in the way. */
+static void test_larger_video(void **state)
+{
+    (void)state;
+    mini m = mini_make(6, 2, 1, 1);
+    const int64_t N = m.N, bytes = esa_carry_bytes(ESA_CARRY_E4M3, m.B, m.H, m.N, m.D);
+    uint64_t hash[3];
+    esa_ctx *other;
+    assert_int_equal(esa_ctx_create(&other, NULL), ESA_OK);
+    left_over = 5 * bytes; /* six small differences; two large ones, and lanes for the others */
+    static const int32_t shorter[] = { 0, 48, 16 }; /* 16: it has lanes, too */
+    for (int32_t i = 0; i < 3; i++) {
+        esa_session *s;
+        esa_session_params p = mini_sparse_params(&m);
+        p.select.layout = esa_layout_default(); /* no grid, so any number of tokens */
+        p.carry = 1;
+        p.carry_alloc = take;
+        p.carry_free = give;
+        p.carry_user = other;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        m.N = N - shorter[i];
+        if (i) ok(ctx, mini_run(&m, s, NULL));
+        m.N = N;
+        ok(ctx, mini_run(&m, s, &hash[i]));
+        assert_int_equal(mini_stats(s, -1, -1).carry_bytes, 5 * bytes);
+        assert_int_equal(mini_stats(s, -1, -1).carry_host_bytes, 4 * bytes);
+        esa_session_free(s);
+        assert_int_equal(left_over, 5 * bytes);
+    }
+    assert_true(hash[0] == hash[1] && hash[0] == hash[2]);
+    esa_ctx_free(other);
+    mini_free(&m);
+}
+
 /* PROBE with carry measures what a run with carry would leave: nothing at anchors, and between them
  * the error of sparse output and difference of the anchor. It still returns the dense output. */
 static void test_probe(void **state)
@@ -378,7 +430,8 @@ int main(void)
     const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_cached) };
     /* the stand-in can be told to be wrong, and to fail */
     const struct CMUnitTest on_it[] = { cmocka_unit_test(test_wrong_device),
-                                        cmocka_unit_test(test_failing_copies) };
+                                        cmocka_unit_test(test_failing_copies),
+                                        cmocka_unit_test(test_larger_video) };
     const int failed = cmocka_run_group_tests(both, setup, teardown);
     if (!on_gpu()) return failed + cmocka_run_group_tests(on_cpu, setup, teardown);
     return failed + (on_stand_in() ? cmocka_run_group_tests(on_it, setup, teardown) : 0);
