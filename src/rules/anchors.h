@@ -14,7 +14,7 @@
 /* Number of anchors that suits a run of so many steps; 0: it is too short to gain from carry. */
 ESA_INLINE int32_t esa_anchors_suit(int32_t steps)
 {
-    return steps < 4 ? 0 : steps < 6 ? 2 : steps < 12 ? 3 : steps < 20 ? 4 : steps < 30 ? 5 : 6;
+    return steps < 6 ? 0 : steps < 12 ? 3 : steps < 20 ? 4 : steps < 30 ? 5 : 6;
 }
 
 /* Step of anchor i of n. As shares of the run, the anchors lie on a curve with the points 0, 0.1,

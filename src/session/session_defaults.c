@@ -15,10 +15,9 @@ static const double preset_work[] = { 0.57, 0.44, 0.30 };
 static const struct {
     int32_t steps;
     double work[3];
-} carried_work[] = { { 5, { 0.57, 0.50, 0.44 } },
-                     { 11, { 0.50, 0.40, 0.30 } },
-                     { 29, { 0.35, 0.25, 0.20 } },
-                     { INT32_MAX, { 0.30, 0.20, 0.14 } } };
+} carried_work[] = { { 11, { 0.57, 0.44, 0.30 } },
+                     { 29, { 0.42, 0.28, 0.20 } },
+                     { INT32_MAX, { 0.40, 0.20, 0.14 } } };
 
 double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry)
 {

@@ -124,7 +124,7 @@ static void fault_free(void *user, void *ptr, uint64_t bytes)
 static void test_out_of_memory(void **state)
 {
     (void)state;
-    mini m = mini_make(2, 4, 2, 1);
+    mini m = mini_make(2, 6, 2, 1); /* the fewest steps that carry by themselves */
     uint64_t expected = 0, hash;
     faults f = { 0 };
     esa_ctx *const mine = ctx;
