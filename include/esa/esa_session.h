@@ -275,6 +275,12 @@ ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, in
                                          const esa_tensor *v, const esa_tensor *o,
                                          const esa_tensor *lse);
 
+/* Frees the memory that carried differences have on the device (on a CPU, in host memory), for what
+ * comes after the last step of a video, such as its decoder. Later calls add no difference until
+ * the next anchor makes one. Page-locked host memory stays, with the device memory that it needs.
+ * Masks and statistics stay. */
+ESA_API esa_status esa_session_trim(esa_session *session);
+
 /* *costs = what sparse calls of an ONLINE session with these params pay when self-attention has
  * these shapes. With it, esa_work_plan_solve says before anything runs which densities a work
  * gives, or that no densities reach it. The caller sets costs->struct_size. */

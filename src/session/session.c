@@ -563,3 +563,12 @@ esa_status esa_session_set_kv_len(esa_session *s, const int32_t *kv_len)
     esa_ctx_leave(s->ctx);
     return ESA_OK;
 }
+
+esa_status esa_session_trim(esa_session *s)
+{
+    if (!s) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    esa_session_carry_trim(s);
+    esa_ctx_leave(s->ctx);
+    return ESA_OK;
+}

@@ -167,6 +167,12 @@ esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *d)
     return c;
 }
 
+void esa_session_carry_trim(esa_session *s)
+{
+    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)
+        if (s->rest[i].diff.memory) drop(s, &s->rest[i].diff);
+}
+
 void esa_session_carry_free(esa_session *s)
 {
     for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)

@@ -60,8 +60,9 @@ esa_status esa_session_diff_begin(esa_session *s, esa_session_diff *diff, int32_
                                   esa_carry *view);
 esa_status esa_session_diff_end(esa_session *s, esa_session_diff *diff, int32_t make,
                                 esa_session_diff *next);
-/* Frees all memory. */
+/* Frees all memory; or that of differences which are not streamed. */
 void esa_session_carry_free(esa_session *s);
+void esa_session_carry_trim(esa_session *s);
 
 /* ---------------------------------------------------------------- between the files here */
 

@@ -1,4 +1,4 @@
-/* test_carry_limits.c - sessions that carry with masks of a file, where memory or a device
+/* test_carry_limits.c - sessions that carry with masks of a file, with memory that is given back or
  * fails, on a device that is wrong, while probing, and with exact rows that were asked for.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
@@ -95,6 +95,61 @@ static void test_cached(void **state)
         scratch_remove(&dir);
         mini_free(&m);
     }
+}
+
+/* ---------------------------------------------------------------- memory that is given back */
+
+/* A step of all layers and branches; the hash of its outputs. */
+static uint64_t run_step(mini *m, esa_session *s, int32_t step)
+{
+    uint64_t hash = 0;
+    for (int32_t branch = 0; branch < m->branches; branch++)
+        for (int32_t l = 0; l < m->layers; l++) {
+            mini_fill(m, l, step, branch);
+            attend(m, s, l, step, branch);
+            hash = mini_hash(hash, m->o, mini_size(m) * 4);
+        }
+    return hash;
+}
+
+/* Steps after a trim add nothing; the next anchor makes differences anew, and so does the next
+ * video, with the bits of a session that kept its memory. On a GPU also where they are streamed. */
+static void test_trim(void **state)
+{
+    (void)state;
+    static const int32_t anchors[] = { 0, 3 };
+    mini m = mini_make(5, 6, 2, 1);
+    const int64_t bytes = esa_carry_bytes(ESA_CARRY_E4M3, m.B, m.H, m.N, m.D);
+    for (int32_t streamed = 0; streamed < (on_gpu() ? 2 : 1); streamed++) {
+        uint64_t expected[6];
+        esa_session_params p = mini_sparse_params(&m);
+        p.share_branches = 1;
+        p.carry = ESA_CARRY_AUTO;
+        p.anchors = anchors;
+        p.anchor_count = 2;
+        p.carry_room = streamed ? 4 * bytes : -1;
+        esa_session *s;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        for (int32_t video = 0; video < 3; video++) {
+            ok(ctx, esa_session_begin(s));
+            for (int32_t step = 0; step < 6; step++) {
+                const int32_t trims = video && (step == 1 || step == 5), bare = video && step == 2;
+                const uint64_t hash = run_step(&m, s, step);
+                const esa_session_stats now = mini_stats(s, -1, step);
+                if (!video) expected[step] = hash;
+                assert_int_equal(hash == expected[step], !bare);
+                assert_int_equal(now.anchor_calls, step % 3 ? 0 : 5);
+                /* one of five layers is not streamed */
+                assert_int_equal(now.carried_calls, bare ? 8 * streamed : step % 3 ? 10 : 5);
+                if (!trims) continue;
+                ok(ctx, esa_session_trim(s));
+                assert_int_equal(mini_stats(s, -1, -1).carry_bytes, streamed ? 3 * bytes : 0);
+            }
+        }
+        esa_session_free(s);
+    }
+    assert_int_equal(esa_session_trim(NULL), ESA_ERR_ARGUMENT);
+    mini_free(&m);
 }
 
 /* ---------------------------------------------------------------- memory that fails */
@@ -425,7 +480,7 @@ int main(void)
 {
     const struct CMUnitTest both[] = { cmocka_unit_test(test_out_of_memory),
                                        cmocka_unit_test(test_exact_rows),
-                                       cmocka_unit_test(test_probe) };
+                                       cmocka_unit_test(test_trim), cmocka_unit_test(test_probe) };
     /* masks of a file are on the CPU when a test takes them by hand */
     const struct CMUnitTest on_cpu[] = { cmocka_unit_test(test_cached) };
     /* the stand-in can be told to be wrong, and to fail */
