@@ -97,15 +97,14 @@ def moment(layer, step, branch):
     return [a + 0.1 * step * b for a, b in zip(qkv(seed=layer), qkv(seed=100 + layer + 10 * branch))]
 
 
-def video(s, outs=None):
-    """All outputs of a video, on the host."""
+def video(s, calls=STEPS * 2 * LAYERS):
+    """The outputs of a video, on the host, or those of its first calls."""
     s.begin()
     found = []
-    for step in range(STEPS):
-        for branch in range(2):
-            s.step(step, branch)
-            for layer in range(LAYERS):
-                found.append(s.attention(layer, *moment(layer, step, branch), out=outs).cpu())
+    for call in range(calls):
+        step, branch, layer = call // LAYERS // 2, call // LAYERS % 2, call % LAYERS
+        s.step(step, branch)
+        found.append(s.attention(layer, *moment(layer, step, branch)).cpu())
     return found
 
 
@@ -146,11 +145,15 @@ def check_carry_memory():
     moment(0, 0, 0)
     before = held()
     s = carrying()
-    want = video(s)
-    resident = s.stats()
-    grown = held() - before
+    s.begin()
+    s.step(0)
+    s.attention(0, *moment(0, 0, 0))
+    grown, resident = held() - before, s.stats()
     assert 0 <= grown - resident.carry_bytes <= 4096 * LAYERS, (grown, resident.carry_bytes)
-    assert resident.carry_host_bytes == 0
+    want = video(s)
+    assert held() == before                     # after the last call of a video
+    resident = s.stats()
+    assert resident.carry_bytes > 0 == resident.carry_host_bytes
     s.close()
     assert held() == before
     piece, left = resident.carry_bytes // LAYERS, CarryMemory._left
@@ -164,7 +167,7 @@ def check_carry_memory():
             CarryMemory._left = left
         stats = s.stats()
         assert stats.carry_host_bytes > 0 and stats.carried_calls == resident.carried_calls, stats
-        assert held() - before >= stats.carry_bytes > 0
+        assert stats.carry_bytes >= held() - before > 0             # what streaming needs
         s.close()
         assert held() == before, words
     without = video(esa.Session(carrying().config.replace(carry="off", refresh_every=0), layers=LAYERS, steps=STEPS,
@@ -189,22 +192,21 @@ def check_carry_memory():
 def check_carry_streams():
     """Videos on other streams than the one on which the memory was taken, and freed while they still run."""
     s = carrying()
-    want = video(s)
-    for _ in range(3):
-        stream = torch.cuda.Stream()
+    want, most = video(s), STEPS * 2 * LAYERS
+    piece = s.stats().carry_bytes // LAYERS
+    for finish in (lambda s: s.close(), lambda s: s.trim(), lambda s: None):
+        stream, s = torch.cuda.Stream(), carrying()
+        assert all(torch.equal(a, b) for a, b in zip(video(s, 7), want))        # takes its memory on this stream
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            assert all(torch.equal(a, b) for a, b in zip(video(s), want))
-            q, k, v = moment(0, 4, 0)
-            s.step(4, 0)
+            assert all(torch.equal(a, b) for a, b in zip(video(s, most - 1), want))
+            q, k, v = moment(LAYERS - 1, STEPS - 1, 1)
             torch.cuda._sleep(int(2e8))
-            late = s.attention(0, q, k, v)
-            s.close()                               # its memory must not serve others before the call has run
-        junk = [torch.full((1 << 20,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(4 * LAYERS)]
+            late = s.attention(LAYERS - 1, q, k, v)         # after this one the memory goes back by itself
+            finish(s)                                       # and must not serve others before the call has run
+        junk = [torch.full((piece,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(4 * LAYERS)]
         torch.cuda.synchronize()
-        assert torch.equal(late.cpu(), want[2 * LAYERS * 4]) and len(junk) == 4 * LAYERS
-        s = carrying()
-        assert all(torch.equal(a, b) for a, b in zip(video(s), want))
+        assert torch.equal(late.cpu(), want[-1]) and len(junk) == 4 * LAYERS
 
 
 def check_compile():

@@ -261,6 +261,42 @@ def test_quality_of_a_plan(tmp_path, anchors):
     assert session_of(off, steps=8).stats().work_asked == pytest.approx(0.45)
 
 
+def test_memory_goes_back_after_the_last_call(seed):
+    """On a GPU; here its memory is a stand-in. As many calls as in earlier steps are a step."""
+    config = PLAIN.replace(carry=[0, 3], share_branches=True)
+    plain = session_of(config, layers=2, branches=2)
+    session = session_of(config, layers=2, branches=2)
+    session._memory = types.SimpleNamespace(begin=lambda: None, most=4321)
+
+    def raw(s):
+        stats = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
+        s._run("esa_session_get_stats", C.byref(stats), -1, -1)
+        return stats
+    for _ in range(2):
+        for s in (plain, session):
+            s.begin()
+        for step in range(6):
+            for branch in range(2):
+                outs = []
+                for s in (plain, session):
+                    s.step(step, branch)
+                    outs.append([s.attention(layer, *step_of(seed + layer, step)) for layer in range(2)])
+                assert all(torch.equal(a, b) for a, b in zip(*outs))
+                last = (step, branch) == (5, 1)
+                assert (raw(session).carry_bytes == 0) == last and raw(plain).carry_bytes > 0
+        assert session.stats().carry_bytes == 4321 and session.stats().carried_calls == plain.stats().carried_calls
+    session.trim()
+    plain.trim()
+    assert plain.stats().carry_bytes == 0
+    # a loop with one branch alone
+    session.begin()
+    for step in range(6):
+        session.step(step)
+        for layer in range(2):
+            session.attention(layer, *step_of(seed + layer, step))
+            assert (raw(session).carry_bytes == 0) == ((step, layer) == (5, 1))
+
+
 def test_refused():
     for words, message in (({"carry": 7}, "carry is 7, expected a number of anchors up to the 6 steps"),
                            ({"carry": [0, 6]}, "anchor 1 is step 6, expected ascending steps within 0 .. 5")):
@@ -342,7 +378,12 @@ def test_memory(monkeypatch):
     room[0], alloc = 99, C.cast(careful.pointers[0], T.CarryAlloc)
     assert all(alloc(None, 5000) for _ in range(3)) and alloc(None, 3501) is None and alloc(None, 3500)
     used[0] = 600
-    assert alloc(None, 3500) is None and len(careful) == 4
+    assert alloc(None, 3500) is None and len(careful) == 4 and careful.bytes == careful.most == 18500
+    free = C.cast(careful.pointers[1], T.CarryFree)
+    free(None, next(iter(careful._kept)), 5000)
+    assert (careful.bytes, careful.most) == (13500, 18500)
+    careful.begin()
+    assert careful.most == 13500
 
 
 def test_freed_after_a_call_that_comes_back(seed):

@@ -24,6 +24,7 @@ class CarryMemory:
         self._torch: Any = sys.modules["torch"]
         self._device, self._spare = self._torch.device("cuda", device_index), spare
         self._kept: dict[int, Any] = {}
+        self.bytes = self.most = 0      # given out now, and at most since `begin`
         self._functions = T.CarryAlloc(self._alloc), T.CarryFree(self._free)
         self.pointers = tuple(C.cast(function, C.c_void_p) for function in self._functions)
 
@@ -39,12 +40,19 @@ class CarryMemory:
         if address % _ALIGN:
             return None
         self._kept[address] = memory
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
         return address
 
     def _free(self, user: int | None, address: int | None, size: int) -> None:
         memory = self._kept.pop(address or 0, None)
         if memory is not None:          # calls on another stream than that of _alloc may still use it
             memory.record_stream(self._torch.cuda.current_stream(self._device))
+            self.bytes -= size
+
+    def begin(self) -> None:
+        """A new video."""
+        self.most = self.bytes
 
     def _left(self) -> float:
         """Bytes that may still be taken: what the driver has and what torch's allocator keeps unused, less the spare

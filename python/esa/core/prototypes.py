@@ -101,6 +101,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_session_step": (_STATUS, [_p, _i32, _i32]),
     "esa_session_set_kv_len": (_STATUS, [_p, _p]),
     "esa_session_attention": (_STATUS, [_p, _i32, _i32, _p, _p, _p, _p, _p]),
+    "esa_session_trim": (_STATUS, [_p]),
     "esa_session_get_stats": (_STATUS, [_p, _p, _i32, _i32]),
     "esa_session_cache_begin": (_STATUS, [_p, _f64]),
     "esa_session_cache_next": (_STATUS, [_p, _p, _p]),

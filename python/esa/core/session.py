@@ -28,9 +28,8 @@ class Stats:
     work is the arithmetic of self-attention as a share of dense, everything counted; work_asked is NaN if none was
     asked for. eight_calls ran in 8 bits. Of the sparse calls, anchor_calls also ran dense and made a difference to
     carry, and carried_calls added one, whose anchor was carry_age steps ago in the mean (NaN without any); carry_bytes
-    and carry_host_bytes are the memory of differences now, on the device (CPU: main memory) and page-locked for a
-    device. computed_steps and skipped_steps count the steps at which the model ran, and those that the step cache left
-    out."""
+    and carry_host_bytes are the memory of differences, on the device (CPU: main memory) and page-locked for a device.
+    computed_steps and skipped_steps count the steps at which the model ran, and those that the step cache left out."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -169,9 +168,8 @@ class Session:
         layers16 = (C.c_int32 * max(1, len(config.layers16)))(*config.layers16)
         p.layers16, p.layers16_count = layers16, len(config.layers16)
         p.steps16_first, p.steps16_last = config.steps16_first, config.steps16_last
-        memory = None
-        if self.mode in ("online", "cached"):
-            memory = self._set_carry(p, device)
+        self._memory = memory = self._set_carry(p, device) if self.mode in ("online", "cached") else None
+        self._at, self._calls, self._usual = -1, 0, 0       # the step, calls of its last layer, and of earlier steps
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
         # memory: its functions must exist as long as the library's session
         self._context.own(self._ptr, lambda ptr, memory=memory: c.esa_session_free(ptr))  # type: ignore[misc]
@@ -228,10 +226,26 @@ class Session:
         more prompt."""
         self._run("esa_session_begin")
         self._kv_len = None
+        self._at, self._calls, self._usual = -1, 0, 0
+        if self._memory is not None:
+            self._memory.begin()
 
     def step(self, step: int, branch: int = 0) -> None:
         """Announces the step and the guidance branch of the calls that follow."""
         self._run("esa_session_step", step, branch)
+        if step != self._at:
+            self._at, self._calls, self._usual = step, 0, max(self._usual, self._calls)
+
+    def trim(self) -> None:
+        """Gives the memory of carried differences back. Calls add none until the next anchor. After the last call of a
+        video, as far as a session on a GPU can tell (as many calls of its last layer as in earlier steps), that happens
+        by itself, because what follows, such as a decoder, needs the memory."""
+        self._run("esa_session_trim")
+
+    def _end_of_call(self, layer: int) -> None:
+        self._calls += layer == self.layers - 1
+        if self._at == self.steps - 1 and self._calls >= self._usual > 0 and self._memory is not None:
+            self.trim()
 
     def cache_begin(self, threshold: float) -> None:
         """Starts the rule of the step cache for this video, or starts it anew (esa_session_cache_begin)."""
@@ -274,6 +288,8 @@ class Session:
             self._run("esa_session_set_kv_len", None if self._kv_len is None else X.address(self._kv_len))
         last = None if lse is None else C.byref(X.lse_view(lse))
         self._run("esa_session_attention", layer, T.number(T.CALL_KINDS, kind, "kind"), *map(C.byref, views), last)
+        if kind == "self":
+            self._end_of_call(layer)
         return o
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
@@ -282,6 +298,8 @@ class Session:
         s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
         self._run("esa_session_get_stats", C.byref(s), layer, step)
         values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats) if hasattr(s, f.name)}
+        if self._memory is not None:                    # which a finished video has given back
+            values["carry_bytes"] = max(s.carry_bytes, self._memory.most)
         return Stats(**{**values, "kernel": s.kernel.decode()})
 
     def save_recording(self, path: str | os.PathLike[str]) -> None:
