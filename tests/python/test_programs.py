@@ -216,13 +216,13 @@ def test_generate_with_carry(models, here, capfd):
     """The words are those of `esa generate`, and so is the record."""
     common = ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 4, "--out", "v.safetensors", "--json", "v.json"]
     error = ["--method", "error", "--budget", 0.5]
-    for words, asked, kind in (([], "auto", "e4m3"), (["--carry", 3], "3", "e4m3"),
-                               (["--carry", "0,2", "--carry-format", "bf16"], "0,2", "bf16")):
-        assert run("generate", *common, *error, *words) == 0
+    for words, steps, asked, kind in (([], 6, "auto", "e4m3"), (["--carry", 3], 4, "3", "e4m3"),
+                                      (["--carry", "0,2", "--carry-format", "bf16"], 4, "0,2", "bf16")):
+        assert run("generate", *common, "--steps", steps, *error, *words) == 0
         made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]["carry"]
         assert (made["asked"], made["format"]) == (asked, kind)
-        assert made["anchors"] == list(EsaConfig(carry=asked).anchors(4)) and made["anchor_calls"] > 0
-        assert made["age"] > 0 and len(made["step_age"]) == 4 and made["bytes"] > 0 and made["host_bytes"] == 0
+        assert made["anchors"] == list(EsaConfig(carry=asked).anchors(steps)) and made["anchor_calls"] > 0
+        assert made["age"] > 0 and len(made["step_age"]) == steps and made["bytes"] > 0 and made["host_bytes"] == 0
     for words in ((*error, "--carry", "off"), ("--method", "dense")):
         assert run("generate", *common, *words) == 0
         made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]["carry"]
