@@ -1,21 +1,53 @@
-/* carry.c - memory of the differences that a session carries between steps.
+/* carry.c - the differences that a session carries between steps: anchors of two transformers, and
+ * memory.
  * SPDX-License-Identifier: Apache-2.0
  *
- * On a device they come last: weights stay where they are, and differences take what they leave.
+ * On a device differences come last: weights stay where they are, and differences take what they leave.
  * Those that do not fit are copied from host memory beside the work, as blocks of weights are; a
  * byte costs the same copy for either. */
 #include "model/run.h"
 
+#include <string.h>
 #include "backend/engine.h"
 #include "base/number.h"
 #include "session/session.h"
 
-/* The steps that are anchors, if all of them run. */
-static int32_t anchors(const esa_run *r)
+/* ---------------------------------------------------------------- anchors */
+
+int32_t esa_run_is_second(const esa_model *m, const esa_run *r, int32_t i)
 {
-    const esa_session_params *s = &r->p.session;
-    return s->anchor_count ? s->anchor_count : esa_carry_anchors(NULL, s->carry, r->p.steps);
+    return esa_sched_timestep(r->sched, i) < m->facts.boundary * m->sched.train_steps;
 }
+
+/* What the first transformer left out has nothing to do with the second. The session would notice
+ * where each has branches of its own, but a work is shared out before. */
+esa_status esa_run_anchors(esa_model *m, esa_run *r, esa_session_params *s)
+{
+    const int32_t steps = r->p.steps;
+    const int32_t *given = s->anchors;
+    int32_t count = s->anchor_count, first = 0, k = 0;
+    if (!(m->facts.boundary > 0) || s->carry == ESA_CARRY_OFF) return ESA_OK;
+    if (count < 0 || count > steps || (count && !given)) return ESA_OK; /* the session says so */
+    while (first < steps && !esa_run_is_second(m, r, first)) first++;
+    if (!count && !(count = esa_carry_anchors(NULL, s->carry, steps))) return ESA_OK;
+    r->anchors = esa_mem_alloc(&m->ctx->mem, 4 * (int64_t)steps);
+    if (!r->anchors) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the anchors");
+    if (s->anchor_count)
+        memcpy(r->anchors, given, 4 * (size_t)count);
+    else
+        esa_carry_anchors(r->anchors, s->carry, steps);
+    while (k < count && r->anchors[k] < first) k++;
+    if (first < steps && count < steps && (k == count || r->anchors[k] > first)) {
+        memmove(r->anchors + k + 1, r->anchors + k, 4 * (size_t)(count - k));
+        r->anchors[k] = first;
+        count++;
+    }
+    s->anchors = r->anchors;
+    s->anchor_count = count;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- memory */
 
 /* Differences in host memory: refused now, or some layers will run without. */
 static esa_status check_host(esa_model *m, esa_run *r, int64_t need, int64_t left)
@@ -25,7 +57,8 @@ static esa_status check_host(esa_model *m, esa_run *r, int64_t need, int64_t lef
         return esa_fail(m->ctx, ESA_ERR_MEMORY,
                         "out of memory: the differences that %d anchors carry take %.2f GB of host "
                         "memory, %.2f GB are left: make the video smaller, or turn carry off",
-                        anchors(r), 1e-9 * (double)need, 1e-9 * (double)esa_max64(0, left));
+                        m->session->carry.anchor_count, 1e-9 * (double)need,
+                        1e-9 * (double)esa_max64(0, left));
     esa_log(m->ctx, ESA_LOG_WARNING,
             "some layers run without carry: it takes %.2f GB of host memory, %.2f GB are left",
             1e-9 * (double)need, 1e-9 * (double)esa_max64(0, left));
@@ -71,7 +104,7 @@ esa_status esa_run_carry(esa_model *m, esa_run *r)
 void esa_run_say_carry(const esa_model *m, const esa_run *r)
 {
     const double gib = 1073741824.0;
-    const int32_t count = anchors(r);
+    const int32_t count = m->session->carry.anchor_count;
     char line[256], parts[128] = "";
     if (!r->carry_bytes) return;
     if (r->carry_host)

@@ -32,15 +32,9 @@ static esa_status end_step(esa_model *m, const esa_figures_args *args, esa_step_
     return ESA_OK;
 }
 
-/* 1 if step i belongs to the second of two transformers. */
-static int32_t is_second(const esa_model *m, const esa_run *r, int32_t i)
-{
-    return esa_sched_timestep(r->sched, i) < m->facts.boundary * m->sched.train_steps;
-}
-
 static esa_status forward(esa_model *m, esa_run *r, int32_t i)
 {
-    const int32_t second = is_second(m, r, i);
+    const int32_t second = esa_run_is_second(m, r, i);
     for (int32_t b = 0; b < r->branches; b++) {
         ESA_TRY(esa_session_place(m->session, i, b + (r->apart && second ? r->branches : 0)));
         const esa_dit_call call = { .session = m->session,
@@ -58,7 +52,7 @@ static esa_status forward(esa_model *m, esa_run *r, int32_t i)
 
 static esa_status guide(esa_model *m, const esa_run *r, int32_t i, float *v, const float *negative)
 {
-    double guidance = is_second(m, r, i) ? r->p.guidance_2 : r->p.guidance;
+    double guidance = esa_run_is_second(m, r, i) ? r->p.guidance_2 : r->p.guidance;
     if (r->branches < 2) return ESA_OK;
     if (m->family->guidance)
         guidance = m->family->guidance(&r->p, i, esa_sched_timestep(r->sched, i));
@@ -93,7 +87,7 @@ static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
 /* A step with the step cache; *skip says whether it is left out, and then whether the next is. */
 static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip)
 {
-    const int32_t changed = i > 0 && is_second(m, r, i) != is_second(m, r, i - 1);
+    const int32_t changed = i > 0 && esa_run_is_second(m, r, i) != esa_run_is_second(m, r, i - 1);
     if (changed) r->cache.known = *skip = 0; /* another transformer starts anew */
     const int32_t computed = !*skip;
     esa_step_figures figures;

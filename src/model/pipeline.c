@@ -128,6 +128,7 @@ static void finish(esa_model *m, esa_run *r)
     esa_mask_file_free(r->masks);
     esa_work_plan_free(r->plan);
     esa_mem_free(&m->ctx->mem, r->sigma, 8 * (int64_t)r->p.steps);
+    esa_mem_free(&m->ctx->mem, r->anchors, 4 * (int64_t)r->p.steps);
     esa_sched_free(r->sched);
     m->call = NULL;
 }

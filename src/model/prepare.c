@@ -232,6 +232,7 @@ static esa_status make_session(esa_model *m, esa_run *r)
     s.config_hash = m->facts.info.config_hash;
     ESA_TRY(m->family->dit.layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
     ESA_TRY(prepare_work(m, r, &s));
+    ESA_TRY(esa_run_anchors(m, r, &s));
     ESA_TRY(esa_session_make(m->ctx, &m->session, &s));
     ESA_TRY(measure_session(m, r));
     if (s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)

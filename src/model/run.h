@@ -46,7 +46,8 @@ typedef struct esa_run {
     esa_image image; /* of the picture; empty without one */
     esa_mask_file *masks;
     esa_work_plan *plan;
-    double *sigma; /* [steps] noise levels, for the plan */
+    double *sigma;    /* [steps] noise levels, for the plan */
+    int32_t *anchors; /* [steps] of the session, with two transformers; else NULL */
     esa_sched *sched;
     esa_frames *frames;
     esa_generate_stats stats;
@@ -64,6 +65,11 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
 void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout);
 /* Fills r->draw with the next latents of the call's generator, in the engine's order. */
 void esa_run_draw(esa_model *m, esa_run *r);
+/* 1 if step i belongs to the second of two transformers. (carry.c) */
+int32_t esa_run_is_second(const esa_model *m, const esa_run *r, int32_t i);
+/* carry.c: with two transformers, makes the first step of the second an anchor of a session that
+ * carries. The scheduler is there; r keeps the list. */
+esa_status esa_run_anchors(esa_model *m, esa_run *r, esa_session_params *s);
 /* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
  * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);
