@@ -24,10 +24,11 @@ typedef struct job {
     int64_t measured, curve, held_out;
     plan_state state;
     int32_t layers, steps, layer_groups, step_groups;
-    int32_t anchors; /* of all clips but the dense ones; 0: they do not carry */
+    int32_t anchors; /* of the clips with the plan; 0: they do not carry */
     int64_t left;    /* clips after this one */
-    double *numbers; /* sigma [steps], error [L][T][K], weight [L][T], of one prompt [L][T][K] */
-    double *sigma, *error, *weight, *one, *density;
+    double *numbers; /* the arrays below */
+    /* sigma [T]; errors [L][T][K], of one prompt, and without carry [L][T]; [L][T] */
+    double *sigma, *error, *one, *plain, *weight, *density;
     double by_layer[64], by_step[64];
     int32_t levels; /* works of the quality curve */
     double works[PLAN_WORKS], psnr[PLAN_WORKS], spread[PLAN_WORKS];
@@ -88,8 +89,12 @@ static int compare_latents(job *j, const char *a, const char *b, double *mse)
 
 /* ---------------------------------------------------------------- the dense clip and its errors */
 
+/* One measurement of errors. Those of the plan are those that a run leaves, with what it carries.
+ * Beside them, the errors without carry are what groups that are sparse alone show: alone, the
+ * first sparse step of a layer would be an anchor, and move nothing. */
 typedef struct reading {
     job *j;
+    int32_t points;
     esa_status status;
 } reading;
 
@@ -99,26 +104,35 @@ static void read_errors(void *user, const esa_session *session)
     job *j = r->j;
     r->status = esa_session_get_sigma(session, j->sigma, j->steps);
     for (int32_t i = 0; i < j->layers * j->steps && !r->status; i++)
-        r->status = esa_session_get_probe(session, j->one + (int64_t)i * PLAN_POINTS, PLAN_POINTS,
+        r->status = esa_session_get_probe(session, j->one + (int64_t)i * r->points, r->points,
                                           i / j->steps, i % j->steps);
 }
 
-static int probe(job *j, int64_t prompt)
+/* A clip without carry. */
+static void without_carry(clip_request *r)
+{
+    r->carry = "off";
+    r->carry_format = ESA_CARRY_E4M3;
+}
+
+/* The dense clip of a prompt, and its errors. plain 1: without carry, at one density. */
+static int probe(job *j, int64_t prompt, int plain)
 {
     char name[48], path[PLAN_PATH + 64], label[64];
     struct stat about;
+    reading r = { j, plain ? 1 : PLAN_POINTS, ESA_ERR_STATE };
     const int64_t cells = (int64_t)j->layers * j->steps;
-    snprintf(name, sizeof name, "probe %lld", (long long)prompt);
+    snprintf(name, sizeof name, "%s %lld", plain ? "plain" : "probe", (long long)prompt);
     latents_path(j, path, prompt);
-    const int known = plan_state_get(&j->state, name, j->one, cells * PLAN_POINTS) &&
+    const int known = plan_state_get(&j->state, name, j->one, cells * r.points) &&
                       plan_state_get(&j->state, "sigma", j->sigma, j->steps) &&
                       stat(path, &about) == 0;
     if (!known) {
-        reading r = { j, ESA_ERR_STATE };
         clip_request q = request_of(j, prompt);
         q.method = METHOD_PROBE;
-        q.p.session.probe = densities;
-        q.p.session.probe_count = PLAN_POINTS;
+        if (plain) without_carry(&q);
+        q.p.session.probe = plain ? &densities[ALONE] : densities;
+        q.p.session.probe_count = r.points;
         q.p.save_latents = path;
         q.p.denoised = read_errors;
         q.p.denoised_user = &r;
@@ -127,11 +141,14 @@ static int probe(job *j, int64_t prompt)
         int status = make(j, NULL, NULL, &q, label);
         if (!status) status = cli_status(j->maker.ctx, r.status, what);
         if (!status) status = plan_state_put(&j->state, "sigma", j->sigma, j->steps);
-        if (!status) status = plan_state_put(&j->state, name, j->one, cells * PLAN_POINTS);
+        if (!status) status = plan_state_put(&j->state, name, j->one, cells * r.points);
         if (status) return status;
     }
-    for (int64_t i = 0; i < cells * PLAN_POINTS; i++)
+    for (int64_t i = 0; i < cells * PLAN_POINTS && !plain; i++)
         j->error[i] += j->one[i] / (double)j->measured;
+    for (int64_t i = 0; i < cells; i++) /* what groups alone are compared with */
+        if (plain || !j->anchors)
+            j->plain[i] += j->one[plain ? i : i * PLAN_POINTS + ALONE] / (double)j->measured;
     return CLI_OK;
 }
 
@@ -152,6 +169,7 @@ static int alone(job *j, int64_t prompt, int axis, int32_t group)
             j->density[i] = at * groups / count == group ? densities[ALONE] : 1;
         }
         clip_request q = request_of(j, prompt);
+        without_carry(&q);
         q.p.session.density = j->density;
         latents_path(j, dense, prompt);
         plan_state_path(path, &j->state, "alone.safetensors");
@@ -172,7 +190,6 @@ static int alone(job *j, int64_t prompt, int axis, int32_t group)
 static int make_plan(job *j, esa_work_plan **plan)
 {
     const esa_session_params *s = &j->base.p.session;
-    const int64_t cells = (int64_t)j->layers * j->steps;
     esa_work_plan_info info = { .struct_size = sizeof info,
                                 .layers = j->layers,
                                 .steps = j->steps,
@@ -186,8 +203,7 @@ static int make_plan(job *j, esa_work_plan **plan)
                                 .anchors = j->anchors };
     snprintf(info.model, sizeof info.model, "%s", j->maker.info.name);
     snprintf(info.config_hash, sizeof info.config_hash, "%s", j->maker.info.config_hash);
-    for (int64_t i = 0; i < cells; i++) j->one[i] = j->error[i * PLAN_POINTS + ALONE];
-    esa_status status = esa_work_fit(j->maker.ctx, j->weight, j->layers, j->steps, j->one,
+    esa_status status = esa_work_fit(j->maker.ctx, j->weight, j->layers, j->steps, j->plain,
                                      j->layer_groups, j->by_layer, j->step_groups, j->by_step);
     if (!status)
         status = esa_work_plan_create(j->maker.ctx, plan, &info, j->sigma, densities, j->error,
@@ -386,13 +402,14 @@ static int set_prompts(job *j)
 static int reserve(job *j)
 {
     const size_t cells = (size_t)j->layers * (size_t)j->steps;
-    j->numbers = calloc((size_t)j->steps + cells * (2 * PLAN_POINTS + 2), sizeof *j->numbers);
+    j->numbers = calloc((size_t)j->steps + cells * (2 * PLAN_POINTS + 3), sizeof *j->numbers);
     if (!j->numbers) return cli_fail("%s: out of memory", what);
     j->sigma = j->numbers;
     j->error = j->sigma + j->steps;
     j->one = j->error + cells * PLAN_POINTS;
     j->weight = j->one + cells * PLAN_POINTS;
     j->density = j->weight + cells;
+    j->plain = j->density + cells;
     return CLI_OK;
 }
 
@@ -411,6 +428,11 @@ static int costs_of(const job *j, esa_work_costs *costs)
     costs->struct_size = sizeof *costs;
     const esa_status status = esa_session_costs(j->maker.ctx, costs, &p->session, &shapes);
     if (costs->floor < densities[0]) costs->floor = densities[0];
+    if (j->anchors && m->boundary > 0 && j->anchors < j->steps) { /* one more where it changes */
+        costs->carry = j->anchors + 1;
+        costs->anchors = NULL;
+        costs->anchor_count = 0;
+    }
     return cli_status(j->maker.ctx, status, what);
 }
 
@@ -470,7 +492,7 @@ static int choose_works(job *j)
 static int measure(job *j)
 {
     int status = CLI_OK;
-    const int64_t each = 1 + j->layer_groups + j->step_groups;
+    const int64_t each = 1 + (j->anchors > 0) + j->layer_groups + j->step_groups;
     const int checks = j->o->quality > 0 || j->o->speedup > 0;
     j->left = each * j->measured + j->curve - j->measured + j->levels * j->curve +
               (checks ? 2 * j->held_out : 0) - 1;
@@ -480,7 +502,8 @@ static int measure(job *j)
             what, (long long)j->left + 1, j->layer_groups, j->step_groups, (long long)j->measured,
             j->levels, (long long)j->curve);
     for (int64_t i = 0; i < j->measured && !status; i++) {
-        status = probe(j, i);
+        status = probe(j, i, 0);
+        if (!status && j->anchors) status = probe(j, i, 1);
         for (int32_t g = 0; g < j->layer_groups && !status; g++) status = alone(j, i, 0, g);
         for (int32_t g = 0; g < j->step_groups && !status; g++) status = alone(j, i, 1, g);
     }
