@@ -168,9 +168,9 @@ enum {
 #define CLIP_MAX_OPTIONS 80
 #define CLIP_REFRESH_HELP                                                                          \
     "make new masks every N sparse steps and reuse them in between; 0: only once, at the first "   \
-    "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: early). With "   \
-    "carry, masks are made at the anchors instead"
-#define CLIP_ORDER_EVERY_HELP "order adaptive: when to make new orders, as --refresh (early)"
+    "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: at the anchors " \
+    "of --carry, without carry early)"
+#define CLIP_ORDER_EVERY_HELP "order adaptive: when to make new orders, as --refresh (as masks)"
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
                                int groups, clip_request *request);
 

@@ -86,13 +86,19 @@ static int can_carry(const clip_request *r)
     return mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || mode == ESA_SESSION_PROBE;
 }
 
+/* 1 if the request says when masks or orders are made, which anchors would decide otherwise. */
+static int has_schedule(const clip_request *r)
+{
+    return r->refresh_every != CLIP_RECOMMENDED || r->order_every != CLIP_RECOMMENDED;
+}
+
 clip_anchors clip_anchors_of(const clip_request *r)
 {
     clip_anchors a = { .carry = ESA_CARRY_OFF };
     if (!can_carry(r)) return a;
     if (r->carry)
         clip_carry_parse(&a, r->carry, ""); /* it was checked */
-    else
+    else if (!has_schedule(r))
         a.carry = recommended(r).carry;
     return a;
 }
@@ -116,10 +122,9 @@ static int check_carry(const clip_request *r, const char *what)
     a = clip_anchors_of(r);
     if (!a.carry)
         return r->carry_format ? cli_usage("%s: --carry-format needs --carry", what) : CLI_OK;
-    if (r->method != METHOD_CACHED &&
-        (r->refresh_every != CLIP_RECOMMENDED || r->order_every != CLIP_RECOMMENDED))
-        return cli_usage("%s: with carry, masks and orders are made at the anchors: --refresh and "
-                         "--order-every need --carry off",
+    if (has_schedule(r))
+        return cli_usage("%s: with --carry masks and orders are made at the anchors: leave out "
+                         "--refresh and --order-every",
                          what);
     const int32_t steps = r->p.steps ? r->p.steps
                                      : r->sigmas.count + r->timesteps.count; /* 0: not known yet */
@@ -324,16 +329,20 @@ static const char *preset_help(void)
 /* The default is that of the library. */
 static const char *carry_help(void)
 {
-    static char text[224];
-    char error[CLIP_CARRY_TEXT], others[CLIP_CARRY_TEXT];
-    const clip_anchors of_error = clip_anchors_of(&(clip_request){ .method = METHOD_ERROR }),
-                       of_others = clip_anchors_of(&(clip_request){ .method = METHOD_ENTROPY });
-    clip_carry_name(error, &of_error);
-    clip_carry_name(others, &of_others);
+    static char text[256];
+    char name[2][CLIP_CARRY_TEXT];
+    static const int methods[] = { METHOD_ENTROPY, METHOD_ERROR };
+    for (int i = 0; i < 2; i++) {
+        clip_request r = clip_request_default();
+        r.method = methods[i];
+        const clip_anchors anchors = clip_anchors_of(&r);
+        clip_carry_name(name[i], &anchors);
+    }
     snprintf(text, sizeof text,
              "keep what sparse calls leave out, measured by dense calls at a few steps, the "
-             "anchors, and add it at later steps; N: so many anchors (%.8s; error: %.8s)",
-             others, error);
+             "anchors, and add it at later steps; N: so many anchors (%.8s; error: %.8s, but off "
+             "with --refresh or --order-every)",
+             name[0], name[1]);
     return text;
 }
 
