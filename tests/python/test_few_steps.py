@@ -42,10 +42,10 @@ def test_bad_lists(folder, words, status, says):
     assert said.returncode == status and says in said.stderr, said.stderr
 
 
-@pytest.mark.parametrize("method, warmup", (("error", 0), ("entropy", 1)))
-def test_four_sparse_steps(folder, method, warmup):
+@pytest.mark.parametrize("method, carry, warmup", (("error", "off", 0), ("error", 1, 0), ("entropy", "off", 1)))
+def test_four_sparse_steps(folder, method, carry, warmup):
     """The work that was asked for is kept, the warm-up is one step at most, and the cache leaves no step out."""
-    asked = ("--work", 0.6) if method == "error" else ("--budget", 0.5)
+    asked = ("--work", 0.6, "--carry", carry) if method == "error" else ("--budget", 0.5)
     said = esa("--frames", 17, "--height", 128, "--width", 128, "--threads", 2, "--method", method, "--cache", "auto",
                *asked, *LIST, "--timesteps", "1000,750,500,250", "--out", folder / "c.y4m", "--json", folder / "c.json")
     assert said.returncode == 0, said.stderr
