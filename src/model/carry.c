@@ -2,9 +2,9 @@
  * memory.
  * SPDX-License-Identifier: Apache-2.0
  *
- * On a device differences come last: weights stay where they are, and differences take what they leave.
- * Those that do not fit are copied from host memory beside the work, as blocks of weights are; a
- * byte costs the same copy for either. */
+ * On a device differences come last: weights stay where they are, and differences take what they
+ * leave. Those that do not fit are copied from host memory beside the work, as blocks of weights
+ * are; a byte costs the same copy for either. */
 #include "model/run.h"
 
 #include <string.h>
