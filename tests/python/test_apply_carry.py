@@ -6,8 +6,10 @@ import types
 
 import esa
 import minis
+import pipelines
 import pytest
 import torch
+from esa.models import load_pipeline
 
 STEPS = 8
 TIMES = tuple(900 - 100 * i for i in range(STEPS))
@@ -183,6 +185,42 @@ def test_masks_of_a_file(tmp_path):
             stats = handle.stats()
             assert (stats.calls, stats.anchor_calls, stats.masks_made) == tuple(
                 n * mini.layers for n in (calls, anchors, 0))
+
+
+# ---------------------------------------------------------------- pipelines of diffusers
+
+def generate(pipe, size, **settings):
+    with torch.no_grad():
+        return pipe("a cat", generator=torch.Generator().manual_seed(0), num_inference_steps=STEPS,
+                    output_type="latent", **size, **settings).frames
+
+
+@pytest.mark.parametrize(("guidance", "calls"), [(6.0, 2), (1.0, 1)])
+def test_cogvideox(tmp_path, guidance, calls):
+    """The pipeline says that it guides by its guidance scale alone."""
+    pipe = load_pipeline(pipelines.make_cogvideox(str(tmp_path / "m")), device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    # so short a video would run dense for the least work
+    with esa.apply(pipe, CARRY.replace(block=16, budget=0.6)) as handle:
+        for video in (1, 2):
+            out = generate(pipe, pipelines.COGVIDEOX_SIZE, guidance_scale=guidance)
+            stats = handle.stats()
+            assert (stats.calls, stats.anchor_calls) == (calls * STEPS * handle.layers, 2 * handle.layers)
+            assert stats.carried_calls == stats.calls - stats.anchor_calls and handle.videos == video
+    assert torch.isfinite(out).all()
+
+
+def test_wan22(tmp_path):
+    """Two calls a step; the second transformer begins with an anchor of its own."""
+    pipe = load_pipeline(pipelines.make_wan22(str(tmp_path / "m")), device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    with esa.apply(pipe, CARRY.replace(block=16)) as handle:
+        generate(pipe, {"num_frames": 41, "height": 480, "width": 640})
+        boundary = pipe.config.boundary_ratio * pipe.scheduler.config.num_train_timesteps
+        switch = [t < boundary for t in pipe.scheduler.timesteps.tolist()].index(True)
+        anchors = [handle.stats(step=i).anchor_calls for i in range(STEPS)]
+        assert anchors == [handle.layers * (i in {0, 3, switch}) for i in range(STEPS)]
+        assert handle.stats().carried_calls == 2 * STEPS * handle.layers - sum(anchors)
 
 
 # ---------------------------------------------------------------- what drops a difference
