@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import re
 
-from settings import BOTH, EARLY, FREE, HIGH, LEAN, LOW, NEW, REC2, swap
+from settings import BOTH, CARRY, EARLY, FREE, HIGH, LEAN, LOW, NEW, REC2, THIN, THINNER, swap
 from spec import Spec
 
 BUDGETS = (0.5, 0.3, 0.2, 0.1)          # of the former default
@@ -13,6 +13,7 @@ TODAY, TODAY_FREE = "today", "today, no dense calls"
 SMALL = "block=64"
 OLD_RULES = "warmup_frac=0.2 dense_first_layer=True"
 OLD_REUSE = "refresh_every=1 order_every=1 share_branches=False"
+OFF = "carry=off"                       # the results of these names are from before carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +77,21 @@ def today_free(work):
 
 
 def new(work):
-    return Run("new default", f"work={work} {SMALL}", NEW)
+    return Run("new default", f"work={work} {OFF} {SMALL}", NEW)
 
 
 def rows(work):
-    return Run("new default, 4 exact rows", f"work={work} exact_rows=4 {SMALL}", swap(NEW, resid=4))
+    return Run("new default, 4 exact rows", f"work={work} exact_rows=4 {OFF} {SMALL}", swap(NEW, resid=4))
+
+
+def carried(work):
+    """What a run of many steps does by itself."""
+    return Run("carry", f"work={work} {SMALL}", CARRY)
 
 
 def ideas(work):
     """One idea after the other, up to the new default."""
-    error = f"work={work} selector=error {SMALL}"
+    error = f"work={work} selector=error {OFF} {SMALL}"
     plain = "exact_rows=0 order=hilbert"
     levels = "sel=errq8m4 bud=layer lev=64/8 osrc=block"
     order = f"sel=errq8m4 bud=layer lev=64/8 osrc=block {FREE} order=ad amet=0 leafq=4 leafk=4"
@@ -108,23 +114,23 @@ def ideas(work):
 def apart(work):
     """The new default with one idea taken back."""
     return [
-        Run("new, pooled tail", f"work={work} tail=pooled {SMALL}", NEW.replace(" lev=64/8", "")),
-        Run("new, Hilbert order", f"work={work} order=hilbert {SMALL}",
+        Run("new, pooled tail", f"work={work} tail=pooled {OFF} {SMALL}", NEW.replace(" lev=64/8", "")),
+        Run("new, Hilbert order", f"work={work} order=hilbert {OFF} {SMALL}",
             f"sel=errq8m4 bud=layer lev=64/8 osrc=block resid=2 {FREE} refresh={EARLY} share=1"),
-        Run("new, dense steps and layer 0", f"work={work} {OLD_RULES} {SMALL}", swap(NEW, warm=-1, l0=1)),
+        Run("new, dense steps and layer 0", f"work={work} {OLD_RULES} {OFF} {SMALL}", swap(NEW, warm=-1, l0=1)),
         Run("new, no reuse", f"work={work} {OLD_REUSE} {SMALL}", swap(NEW, refresh=1, oref=1, share=0)),
         Run("new, every second step", f"work={work} refresh_every=2 order_every=2 {SMALL}",
             swap(NEW, refresh=2, oref=2)),
-        Run("new, no exact rows", f"work={work} exact_rows=0 {SMALL}", swap(NEW, resid=0)),
+        Run("new, no exact rows", f"work={work} exact_rows=0 {OFF} {SMALL}", swap(NEW, resid=0)),
         Run("new, masks of the first step", f"work={work} refresh_every=0 order_every=0 {SMALL}",
             swap(NEW, refresh=0, oref=0)),
-        Run("new, blocks of 128", f"work={work} block=128", swap(NEW, sel="errq16m4", lev="128/16", bq=128, bk=128)),
+        Run("new, blocks of 128", f"work={work} {OFF} block=128", swap(NEW, sel="errq16m4", lev="128/16", bq=128, bk=128)),
     ]
 
 
 def plain(work):
     """Without a word about blocks, as a user writes it."""
-    return Run("new default, own blocks", f"work={work}")
+    return Run("new default, own blocks", f"work={work} {OFF}")
 
 
 def recorded(masks, budgets, step_map="exact"):
@@ -138,6 +144,7 @@ GROUPS = {
     "today": [today(b) for b in BUDGETS],
     "main": MAIN,
     "new": [new(w) for w in (HIGH, LOW, LEAN)],
+    "carry": [run for w in (LOW, LEAN, THIN, THINNER) for run in (carried(w), new(w))],
     "rows": [rows(w) for w in (LOW, HIGH, LEAN)],
     "ideas": [run for w in BOTH for run in ideas(w)],
     "apart": [run for w in BOTH for run in apart(w)],

@@ -67,7 +67,7 @@ def test_groups_keep_their_order():
 def test_ideas_end_in_the_new_default():
     configs = [run.config() for run in runs.ideas(0.44)]
     assert len(set(map(repr, configs))) == len(configs)
-    assert configs[-2] == esa.EsaConfig(work=0.44, block=64)
+    assert configs[-2] == esa.EsaConfig(work=0.44, block=64, carry="off")
 
 
 # ---------------------------------------------------------------- tables
