@@ -521,7 +521,8 @@ class Errors(Base):
         rows = [line.split(",") for line in self.read("b.csv").decode().splitlines()]
         self.assertEqual([row[5] for row in rows[2:]], ["work 0.60", "work 0.70"])
         for row, counted in zip(rows[2:], info["works"]):
-            self.assertAlmostEqual(float(row[-1]), counted, delta=1e-4)                # four decimals in the table
+            work = float(row[rows[0].index("attention_work")])
+            self.assertAlmostEqual(work, counted, delta=1e-4)                          # four decimals in the table
         self.calibrate("old", prompts=1)
         self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "old", "--work", 0.5, "--out",
                    "b.y4m", says=["total works"])
