@@ -73,6 +73,25 @@ static int64_t widen(char *out, const char *text, int64_t bytes)
     return used;
 }
 
+/* Without memory for a part of a long text or number, jansson leaves it out and goes on. So a file is
+ * parsed twice, which must give the same. Larger files are vocabularies, for which that takes too
+ * long. */
+enum { TWICE = 1 << 20 };
+static json_t *load(esa_json_file *file, const char *text, int64_t bytes, json_error_t *error)
+{
+    json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, error);
+    int whole = root || error->text[0]; /* it has no words for a lack of memory */
+    if (root && bytes <= TWICE) {
+        json_t *again = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, NULL);
+        whole = json_equal(root, again);
+        json_decref(again);
+    }
+    if (whole) return root;
+    json_decref(root);
+    esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
+    return NULL;
+}
+
 /* Tokenizers write "no limit" as an integer of 31 digits, for which jansson refuses the file. Such
  * numbers are read as reals, and only a reader that wants one of them as an integer refuses it. */
 static json_t *load_wide(esa_json_file *file, const char *text, int64_t bytes, json_error_t *error)
@@ -84,7 +103,7 @@ static json_t *load_wide(esa_json_file *file, const char *text, int64_t bytes, j
         return NULL;
     }
     widen(copy, text, bytes);
-    json_t *root = json_loadb(copy, (size_t)wide, JSON_REJECT_DUPLICATES, error);
+    json_t *root = load(file, copy, wide, error);
     esa_mem_free(&file->ctx->mem, copy, wide);
     return root;
 }
@@ -92,8 +111,8 @@ static json_t *load_wide(esa_json_file *file, const char *text, int64_t bytes, j
 static esa_status parse(esa_json_file *file, const char *text, int64_t bytes)
 {
     json_error_t error;
-    json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root && json_error_code(&error) == json_error_numeric_overflow)
+    json_t *root = load(file, text, bytes, &error);
+    if (!root && !file->status && json_error_code(&error) == json_error_numeric_overflow)
         root = load_wide(file, text, bytes, &error);
     if (!root)
         return esa_json_fail(file, ESA_ERR_FORMAT, "is not JSON, line %d: %s", error.line,
@@ -278,17 +297,19 @@ static int hash_bytes(const char *buffer, size_t size, void *state)
     return 0;
 }
 
-void esa_json_hash(const esa_json_file *file, char hash[80])
+void esa_json_hash(esa_json_file *file, char hash[80])
 {
     uint64_t h = UINT64_C(14695981039346656037);
     /* The kept keys go into an object of our own, and the dump sorts them. */
     json_t *kept = json_object();
     const char *key;
     json_t *value;
+    int failed = !kept;
     if (kept && file->root)
         json_object_foreach(file->root, key, value) if (key[0] != '_')
-            json_object_set(kept, key, value);
-    if (kept) json_dump_callback(kept, hash_bytes, &h, JSON_SORT_KEYS | JSON_COMPACT);
+            failed |= json_object_set(kept, key, value);
+    if (!failed) failed = json_dump_callback(kept, hash_bytes, &h, JSON_SORT_KEYS | JSON_COMPACT);
     json_decref(kept);
+    if (failed) esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
     snprintf(hash, 80, "fnv1a64:%016llx", (unsigned long long)h);
 }

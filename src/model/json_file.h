@@ -48,7 +48,7 @@ void esa_json_only_bool(esa_json_file *file, const char *key, int32_t value);
 void esa_json_only_null(esa_json_file *file, const char *key);
 
 /* The FNV-1a hash of the object with sorted keys, without those that start with '_', as
- * "fnv1a64:%016x". */
-void esa_json_hash(const esa_json_file *file, char hash[80]);
+ * "fnv1a64:%016x". Fails with ESA_ERR_MEMORY. */
+void esa_json_hash(esa_json_file *file, char hash[80]);
 
 #endif

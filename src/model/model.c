@@ -309,8 +309,8 @@ static esa_status config_hash(esa_ctx *ctx, char *hash, const char *folder)
     const int length = snprintf(path, sizeof path, "%s/transformer/config.json", folder);
     if (length >= (int)sizeof path)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "the name of the model's folder is too long");
-    const esa_status status = esa_json_file_open(ctx, &file, path);
-    if (!status) esa_json_hash(&file, hash);
+    if (!esa_json_file_open(ctx, &file, path)) esa_json_hash(&file, hash);
+    const esa_status status = file.status;
     esa_json_file_close(&file);
     return status;
 }

@@ -301,6 +301,70 @@ static void wide_integers(void **state)
     }
 }
 
+/* jansson's allocations, of which one fails. */
+static int calls, failing;
+static void *fail_once(size_t bytes) { return ++calls == failing ? NULL : malloc(bytes); }
+
+/* jansson leaves out a byte of a text or number for which it has no memory: then the file is
+ * refused, and never read as another one. */
+static void parse_without_memory(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"a_class_name_of_more_than_32_bytes\": "
+                               "\"FlowMatchEulerDiscreteScheduler, and more than 64 "
+                               "bytes of text\", \"x\": 0.123456789012345678901234567890123456789, "
+                               "\"y\": [1234567890123456789]}";
+    esa_json_file whole;
+    int refused = 0, read = 0;
+    assert_int_equal(esa_json_file_parse(ctx, &whole, text, sizeof text - 1, "text"), ESA_OK);
+    for (failing = 1; !read; failing++) {
+        esa_json_file f;
+        calls = 0;
+        json_set_alloc_funcs(fail_once, free);
+        const esa_status status = esa_json_file_parse(ctx, &f, text, sizeof text - 1, "text");
+        json_set_alloc_funcs(malloc, free);
+        read = calls < failing;
+        if (status) {
+            refused++;
+            /* or it meets what it left out */
+            assert_true(status == ESA_ERR_MEMORY || status == ESA_ERR_FORMAT);
+        } else
+            assert_true(json_equal(f.root, whole.root));
+        esa_json_file_close(&f);
+        if (read) assert_int_equal(status, ESA_OK);
+    }
+    assert_true(refused > 10); /* objects, texts and their growth, in both passes */
+    esa_json_file_close(&whole);
+}
+
+/* A hash that lacks a part would fit other masks than the model's: without memory there is none. */
+static void hash_without_memory(void **state)
+{
+    (void)state;
+    const char *text =
+        "{\"a\": [1, {\"c\": 2.5, \"b\": \"text\"}], \"_note\": 1, \"d\": {\"e\": null}}";
+    char want[80], hash[80];
+    int refused = 0, whole = 0;
+    for (failing = 0; whole < 2; failing++) { /* without a failure, and when n calls are too few */
+        esa_json_file f;
+        assert_int_equal(esa_json_file_open(ctx, &f, file(text)), ESA_OK);
+        calls = 0;
+        json_set_alloc_funcs(fail_once, free);
+        esa_json_hash(&f, failing ? hash : want);
+        json_set_alloc_funcs(malloc, free);
+        if (failing && calls >= failing) {
+            expect(f.status, ESA_ERR_MEMORY, "out of memory");
+            refused++;
+        } else {
+            assert_int_equal(f.status, ESA_OK);
+            assert_string_equal(failing ? hash : want, want);
+            whole++;
+        }
+        esa_json_file_close(&f);
+    }
+    assert_true(refused > 5); /* objects, their tables, the sorted keys */
+}
+
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
@@ -310,7 +374,9 @@ int main(void)
                                         cmocka_unit_test(vae),
                                         cmocka_unit_test(cog),
                                         cmocka_unit_test(scheduler_and_text),
-                                        cmocka_unit_test(wide_integers) };
+                                        cmocka_unit_test(wide_integers),
+                                        cmocka_unit_test(parse_without_memory),
+                                        cmocka_unit_test(hash_without_memory) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_remove(&dir);
     esa_ctx_free(ctx);
