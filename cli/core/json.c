@@ -49,19 +49,30 @@ void cli_json_close(cli_json *j)
     if (j && j->depth > 1) j->depth--;
 }
 
+/* Bytes of the character of UTF-8 that begins here; 0: it is none. */
+static size_t character_bytes(const char *text)
+{
+    static const unsigned least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
+    const unsigned char *p = (const unsigned char *)text;
+    if (*p < 0x80) return 1;
+    const size_t n = *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
+    unsigned code = *p & (0x7fu >> n);
+    if (*p < 0xc0 || *p > 0xf4) return 0;
+    for (size_t i = 1; i < n; i++) { /* a final zero is no continuation */
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    return code < least[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : n;
+}
+
 char *cli_utf8(const char *text)
 {
     char *out = malloc(3 * strlen(text) + 1), *at = out;
-    for (size_t left; out && (left = strnlen(text, 4)) > 0;) {
-        json_t *character = NULL;
-        size_t n = 0;
-        while (!character && n < left) character = json_stringn(text, ++n);
-        if (!character) n = 1;
-        const size_t bytes = character ? n : 3;
-        memcpy(at, character ? text : "\xef\xbf\xbd", bytes);
+    while (out && *text) {
+        const size_t n = character_bytes(text), bytes = n ? n : 3;
+        memcpy(at, n ? text : "\xef\xbf\xbd", bytes);
         at += bytes;
-        text += n;
-        json_decref(character);
+        text += n ? n : 1;
     }
     if (out) *at = 0;
     return out;
@@ -139,15 +150,47 @@ void cli_json_compact(cli_json *j)
     if (j) j->compact = 1;
 }
 
+typedef struct sink {
+    char *text;
+    size_t used, room;
+    int failed;
+} sink;
+
+static int put(const char *text, size_t bytes, void *user)
+{
+    sink *s = user;
+    if (s->used + bytes >= s->room && !s->failed) {
+        const size_t room = 2 * (s->room + bytes) + 256;
+        char *more = realloc(s->text, room);
+        if (!more)
+            s->failed = 1;
+        else {
+            s->text = more;
+            s->room = room;
+        }
+    }
+    if (s->failed) return -1;
+    memcpy(s->text + s->used, text, bytes);
+    s->used += bytes;
+    s->text[s->used] = 0;
+    return 0;
+}
+
+/* json_dumps forgets that there was no memory for a part of a key and goes on, so the text is put
+ * together here. */
 char *cli_json_take(cli_json *j, size_t *bytes)
 {
     if (!j) return NULL;
     const size_t flags = JSON_REAL_PRECISION(9) | (j->compact ? JSON_COMPACT : JSON_INDENT(2));
-    char *text = j->failed ? NULL : json_dumps(j->level[0], flags);
-    *bytes = text ? strlen(text) : 0;
+    sink s = { .failed = j->failed };
+    if (s.failed || json_dump_callback(j->level[0], put, &s, flags) || s.failed) {
+        free(s.text);
+        s = (sink){ .text = NULL };
+    }
+    *bytes = s.used;
     json_decref(j->level[0]);
     free(j);
-    return text;
+    return s.text;
 }
 
 int cli_json_save(cli_json *j, const char *path)
@@ -166,6 +209,20 @@ int cli_json_save(cli_json *j, const char *path)
 
 /* ---------------------------------------------------------------- reading */
 
+/* Without memory for a part of a long text or number jansson leaves it out and goes on, so the text
+ * is parsed twice, which must give the same. Where it stops, it has no words for that. */
+static json_t *load(const char *data, size_t bytes, size_t flags, json_error_t *error)
+{
+    json_t *value = json_loadb(data, bytes, flags, error),
+           *again = value ? json_loadb(data, bytes, flags, NULL) : NULL;
+    const int same = json_equal(value, again);
+    json_decref(again);
+    if (same || (!value && error->text[0])) return value;
+    json_decref(value);
+    snprintf(error->text, sizeof error->text, "out of memory");
+    return NULL;
+}
+
 json_t *cli_json_load(const char *path, char **text, size_t flags, const char *what)
 {
     json_error_t error;
@@ -175,8 +232,11 @@ json_t *cli_json_load(const char *path, char **text, size_t flags, const char *w
         cli_fail("%s: cannot read '%s': %s", what, path, cli_error_text(errno));
         return NULL;
     }
-    json_t *value = json_loadb(data, bytes, JSON_REJECT_DUPLICATES | flags, &error);
-    if (!value) cli_fail("%s: '%s' is not JSON: line %d: %s", what, path, error.line, error.text);
+    json_t *value = load(data, bytes, JSON_REJECT_DUPLICATES | flags, &error);
+    if (!value && strcmp(error.text, "out of memory") == 0)
+        cli_fail("%s: out of memory while reading '%s'", what, path);
+    else if (!value)
+        cli_fail("%s: '%s' is not JSON: line %d: %s", what, path, error.line, error.text);
     if (value && text)
         *text = data;
     else
