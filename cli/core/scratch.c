@@ -112,9 +112,9 @@ static int is_marked(const char *folder, const cli_own *own)
     return ours;
 }
 
-static void walk_all(const char *folder, const cli_own *own, visit *to, void *user)
+static void walk_all(const char *folder, const cli_own *own, int marked, visit *to, void *user)
 {
-    const walk w = { folder, own, is_marked(folder, own), to, user };
+    const walk w = { folder, own, marked, to, user };
     walk_folder(&w, "");
 }
 
@@ -139,7 +139,7 @@ int cli_scratch_check(const char *folder, const cli_own *own, const char *what)
 {
     strangers s = { .count = 0 };
     char more[64] = "";
-    walk_all(folder, own, note_stranger, &s);
+    walk_all(folder, own, is_marked(folder, own), note_stranger, &s);
     if (!s.count) return CLI_OK;
     if (s.count > 1)
         snprintf(more, sizeof more, " and %d more entr%s", s.count - 1, s.count > 2 ? "ies" : "y");
@@ -172,8 +172,8 @@ void cli_scratch_clear(const char *folder, const cli_own *own)
 {
     char marker[64];
     snprintf(marker, sizeof marker, "%s", own->marker ? own->marker : "");
-    if (own->marker) walk_all(folder, own, remove_own, marker);
-    walk_all(folder, own, remove_own, NULL);
+    if (own->marker) walk_all(folder, own, 1, remove_own, marker);
+    walk_all(folder, own, 1, remove_own, NULL);
 }
 
 /* ---------------------------------------------------------------- the lock */
@@ -224,7 +224,7 @@ int cli_scratch_open(int *lock, const char *folder, const cli_own *own, const ch
     if (status)
         cli_scratch_close(lock, folder);
     else
-        walk_all(folder, own, remove_temporary, NULL);
+        walk_all(folder, own, 1, remove_temporary, NULL);
     return status;
 }
 

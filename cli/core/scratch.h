@@ -27,7 +27,8 @@ int cli_scratch_check(const char *folder, const cli_own *own, const char *what);
  * folder that was there, but an empty lock that a killed run left is gone. */
 int cli_scratch_open(int *lock, const char *folder, const cli_own *own, const char *what);
 /* Removes the command's own files and folders, but not the lock; the caller holds it, or no run can
- * be working there. */
+ * be working there. cli_scratch_check has passed before: a file with a name of the command's is its
+ * own, whether the marker is there or not. */
 void cli_scratch_clear(const char *folder, const cli_own *own);
 /* Releases the lock, and removes the folder if nothing else is in it. *lock becomes -1; if it is -1
  * already, only the folder is looked at. */

@@ -198,7 +198,19 @@ class KnownFiles(Known):
 
 class KnownAlloc(Known):
     def test_no_memory_is_no_wrong_result(self):
-        self.every("doctor", "alloc", errno.ENOMEM, 1, 4)
+        """Of JSON, too: a quote behind a key was missing where the text had to grow."""
+        self.every("doctor", "alloc", errno.ENOMEM, 1)
+
+    def test_no_memory_is_no_other_text(self):
+        """A byte of a long text that was read was missing, and a character became U+FFFD."""
+        self.every("report", "alloc", errno.ENOMEM, 1, 7)
+
+    def test_the_folder_of_a_finished_calibration_goes(self):
+        """Its files counted as foreign where the file that marks them could not be read."""
+        self.every("calibrate", "alloc", errno.ENOMEM, 1, 9)
+
+    def test_the_hash_of_a_model_is_whole(self):
+        self.every("generate", "alloc", errno.ENOMEM, 1, 7)
 
 
 if __name__ == "__main__":
