@@ -105,10 +105,9 @@ static void rows_free(rows *all)
 static int load(json_t **value, const char *folder, const char *name, const char *command)
 {
     char path[EXPERIMENT_PATH];
-    struct stat about;
     snprintf(path, sizeof path, "%.4300s/%s", folder, name);
     *value = NULL;
-    if (stat(path, &about) != 0) return CLI_OK;
+    if (cli_is_missing(path)) return CLI_OK;
     if (!(*value = cli_json_load(path, NULL, 0, command))) return CLI_FAILED;
     if (cli_json_number(*value, "format") == EXPERIMENT_FORMAT) return CLI_OK;
     json_decref(*value);

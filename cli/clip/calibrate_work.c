@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/calibrate.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -120,7 +121,11 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
     for (int64_t i = 0; !status && i < size->recordings; i++) {
         struct stat about;
         calibrate_recording(path, w, i);
-        if (stat(path, &about) != 0) break;
+        if (cli_is_missing(path)) break;
+        if (stat(path, &about) != 0) {
+            status = cli_fail("%s: '%s' cannot be read: %s", what, path, strerror(errno));
+            break;
+        }
         const int64_t prompts = prompts_of(ctx, path);
         if (prompts < 0)
             status = CLI_FAILED;
@@ -155,14 +160,14 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     if (!status) status = cli_scratch_open(&w->lock, w->folder, &own, what);
     if (status) return status;
     if (o->shard_count && o->restart) remove_shard(w);
-    if (o->shard_count && stat(w->target, &about) == 0) {
+    if (o->shard_count && !cli_is_missing(w->target)) {
         calibrate_shard_file(path, w, -1);
         status = same_settings(path, settings, w->target);
         w->complete = !status;
         return status;
     }
     calibrate_recording(path, w, 0);
-    const int begun = !o->restart && stat(path, &about) == 0;
+    const int begun = !o->restart && !cli_is_missing(path);
     if (!begun) cli_scratch_clear(w->folder, &own);
     snprintf(path, sizeof path, "%s/%s", w->folder,
              own.marker); /* written before the first recording is */
@@ -171,19 +176,14 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     return status ? status : count_prompts(w, size);
 }
 
-void calibrate_work_remove(calibrate_work *w)
-{
-    cli_scratch_clear(w->folder, &own);
-    cli_scratch_close(&w->lock, w->folder);
-}
+void calibrate_work_remove(calibrate_work *w) { cli_scratch_remove(&w->lock, w->folder, &own); }
 
 void calibrate_work_close(calibrate_work *w)
 {
-    struct stat about;
     char path[CALIBRATE_PATH + 32];
     if (w->lock >= 0) {
         calibrate_recording(path, w, 0);
-        if (stat(path, &about) != 0) cli_scratch_clear(w->folder, &own);
+        if (cli_is_missing(path)) cli_scratch_clear(w->folder, &own);
         cli_scratch_close(&w->lock, w->folder);
     }
     cli_folder_of(path, sizeof path, w->target);

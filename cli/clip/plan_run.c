@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char what[] = "calibrate";
@@ -119,14 +118,13 @@ static void without_carry(clip_request *r)
 static int probe(job *j, int64_t prompt, int plain)
 {
     char name[48], path[PLAN_PATH + 64], label[64];
-    struct stat about;
     reading r = { j, plain ? 1 : PLAN_POINTS, ESA_ERR_STATE };
     const int64_t cells = (int64_t)j->layers * j->steps;
     snprintf(name, sizeof name, "%s %lld", plain ? "plain" : "probe", (long long)prompt);
     latents_path(j, path, prompt);
     const int known = plan_state_get(&j->state, name, j->one, cells * r.points) &&
                       plan_state_get(&j->state, "sigma", j->sigma, j->steps) &&
-                      stat(path, &about) == 0;
+                      !cli_is_missing(path);
     if (!known) {
         clip_request q = request_of(j, prompt);
         q.method = METHOD_PROBE;
@@ -218,7 +216,6 @@ static int make_plan(job *j, esa_work_plan **plan)
 static int rate(job *j, const char *plan, double work, int64_t prompt, double *psnr)
 {
     char name[64], path[PLAN_PATH + 64];
-    struct stat about;
     esa_frames *dense = NULL, *frames = NULL;
     esa_metrics m;
     snprintf(name, sizeof name, "work %.6f, prompt %lld", work, (long long)prompt);
@@ -226,7 +223,7 @@ static int rate(job *j, const char *plan, double work, int64_t prompt, double *p
     latents_path(j, path, prompt);
     clip_request q = request_of(j, prompt);
     int status = CLI_OK;
-    if (stat(path, &about) != 0) {
+    if (cli_is_missing(path)) {
         clip_request d = clip_dense(&q);
         d.p.save_latents = path;
         status = make(j, NULL, NULL, &d, "dense");

@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const char what[] = "calibrate";
 
@@ -48,7 +47,6 @@ static int read_state(plan_state *s, const char *path)
 int plan_state_open(plan_state *s, const char *output, char *settings, int restart)
 {
     char path[PLAN_PATH + 64];
-    struct stat about;
     memset(s, 0, sizeof *s);
     s->lock = -1;
     s->settings = settings;
@@ -60,7 +58,7 @@ int plan_state_open(plan_state *s, const char *output, char *settings, int resta
     if (status) return status;
     if (restart) cli_scratch_clear(s->folder, &own);
     plan_state_path(path, s, own.marker);
-    if (stat(path, &about) != 0) return write_state(s);
+    if (cli_is_missing(path)) return write_state(s);
     return read_state(s, path);
 }
 
@@ -101,8 +99,4 @@ void plan_state_close(plan_state *s)
     s->settings = NULL;
 }
 
-void plan_state_remove(plan_state *s)
-{
-    cli_scratch_clear(s->folder, &own);
-    cli_scratch_close(&s->lock, s->folder);
-}
+void plan_state_remove(plan_state *s) { cli_scratch_remove(&s->lock, s->folder, &own); }

@@ -22,6 +22,13 @@ const char *cli_error_text(int error)
     return error == CLI_NOT_A_FILE ? "it is a pipe or a device, expected a file" : strerror(error);
 }
 
+int cli_is_missing(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) != 0 &&
+           (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG);
+}
+
 /* 0, or the errno of an open path that cannot be read. stream: a pipe can. */
 static int wrong_kind(int fd, int stream)
 {

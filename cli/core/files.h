@@ -12,6 +12,8 @@
 /* Opens a file to read and returns its descriptor, or -1 with errno (EISDIR for a folder). A pipe
  * and a device are refused without waiting for them. */
 int cli_open_file(const char *path);
+/* 1 if there is nothing at path. 0 also if that cannot be told: opening it then says why. */
+int cli_is_missing(const char *path);
 /* A whole file in memory, followed by a zero; the caller frees it. NULL and errno after a failure
  * (of cli_open_file too), EFBIG for more than 1 GiB. */
 char *cli_read_file(const char *path, size_t *bytes);

@@ -228,7 +228,7 @@ int cli_scratch_open(int *lock, const char *folder, const cli_own *own, const ch
     return status;
 }
 
-void cli_scratch_close(int *lock, const char *folder)
+int cli_scratch_close(int *lock, const char *folder)
 {
     char path[PATH_SIZE];
     struct stat about;
@@ -238,5 +238,12 @@ void cli_scratch_close(int *lock, const char *folder)
         unlink(path);
     if (*lock >= 0) close(*lock);
     *lock = -1;
-    rmdir(folder); /* fails if it holds anything */
+    return rmdir(folder) == 0 || errno == ENOENT; /* fails if it holds anything */
+}
+
+void cli_scratch_remove(int *lock, const char *folder, const cli_own *own)
+{
+    cli_scratch_clear(folder, own);
+    if (!cli_scratch_close(lock, folder))
+        fprintf(stderr, "note: '%s' could not be removed; nothing in it is needed\n", folder);
 }

@@ -31,7 +31,9 @@ int cli_scratch_open(int *lock, const char *folder, const cli_own *own, const ch
  * own, whether the marker is there or not. */
 void cli_scratch_clear(const char *folder, const cli_own *own);
 /* Releases the lock, and removes the folder if nothing else is in it. *lock becomes -1; if it is -1
- * already, only the folder is looked at. */
-void cli_scratch_close(int *lock, const char *folder);
+ * already, only the folder is looked at. 1 if the folder is gone. */
+int cli_scratch_close(int *lock, const char *folder);
+/* Both, when the work is done. A note says so if the folder stays. */
+void cli_scratch_remove(int *lock, const char *folder, const cli_own *own);
 
 #endif

@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define MOST_VIDEOS 1000 /* their names, 000 to 999, sort as their numbers do */
 
@@ -267,10 +266,9 @@ cli_json *experiment_about(const experiment *e)
 int experiment_config(const experiment *e, const char *what, int write)
 {
     char path[EXPERIMENT_PATH];
-    struct stat about;
     experiment_path(e, path, "config.json");
     /* write: the file was compared before; compare: there is no file */
-    if ((stat(path, &about) == 0) == write) return CLI_OK;
+    if (!cli_is_missing(path) == write) return CLI_OK;
     cli_json *json = experiment_about(e);
     json_settings(json, e);
     return experiment_agree(e, json, what);
@@ -279,10 +277,9 @@ int experiment_config(const experiment *e, const char *what, int write)
 int experiment_agree(const experiment *e, cli_json *json, const char *what)
 {
     char path[EXPERIMENT_PATH];
-    struct stat about;
     size_t bytes = 0;
     experiment_path(e, path, "config.json");
-    if (stat(path, &about) != 0) return experiment_save(e, json, "config.json", what);
+    if (cli_is_missing(path)) return experiment_save(e, json, "config.json", what);
     char *text = cli_json_take(json, &bytes);
     /* all numbers as reals: 5 equals 5.0 */
     json_t *now = text ? json_loadb(text, bytes, JSON_DECODE_INT_AS_REAL, NULL) : NULL,

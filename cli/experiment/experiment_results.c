@@ -182,7 +182,7 @@ static void json_calibration(cli_json *json, const experiment *e, const char *wh
                     e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0,
                     e->calibration.count);
     experiment_path(e, path, "work/calibration.json");
-    json_t *note = stat(path, &about) == 0 ? cli_json_load(path, NULL, 0, what) : NULL;
+    json_t *note = cli_is_missing(path) ? NULL : cli_json_load(path, NULL, 0, what);
     cli_json_real(json, "seconds", cli_json_number(note, "seconds"));
     json_decref(note);
     cli_json_close(json);

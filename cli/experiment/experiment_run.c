@@ -9,16 +9,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char what[] = "experiment run";
 
-static int exists(const char *path)
-{
-    struct stat about;
-    return stat(path, &about) == 0;
-}
+static int exists(const char *path) { return !cli_is_missing(path); }
 
 /* ---------------------------------------------------------------- the work folder */
 

@@ -28,11 +28,7 @@ static char *joined(const char *folder, const char *name)
     return path;
 }
 
-static int exists(const char *path)
-{
-    struct stat about;
-    return path && stat(path, &about) == 0;
-}
+static int exists(const char *path) { return path && !cli_is_missing(path); }
 
 /* ---------------------------------------------------------------- files */
 

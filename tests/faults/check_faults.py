@@ -196,6 +196,28 @@ class KnownFiles(Known):
         self.every("pictures", "open", errno.EMFILE, 0)
 
 
+    def test_what_cannot_be_looked_at_is_not_missing(self):
+        """A page lacked a table, and a calibration its folder's last file, where stat failed."""
+        self.every("report", "stat", errno.EIO, 1)
+        self.every("calibrate", "stat", errno.EIO, 1)
+
+    def test_recorded_prompts_stay(self):
+        """A recording was removed where stat failed, as if there were none."""
+        command, bench = Command(self.bench, "calibrate"), self.bench
+        fill(bench.made, {})
+        bench.faulty(command.words, f"rename {command.calls['rename'][0]} {errno.EIO} 1")
+        begun = contents(os.path.join(bench.made, "m.part"))
+        self.assertIn("recording.0", begun)
+        for at in range(1, command.calls["stat"][0] + 1):
+            fill(bench.made, {"m.part": begun})
+            run, _ = bench.faulty(command.words, f"stat {at} {errno.EIO} 1")
+            if run.status == 0:
+                self.assertIn("1 already recorded", run.err, f"stat {at}")
+            elif contents(os.path.join(bench.made, "m")) != command.final["m"]:
+                left = contents(os.path.join(bench.made, "m.part")) or {}
+                self.assertEqual(left.get("recording.0"), begun["recording.0"], f"stat {at}: {run.err}")
+
+
 class KnownAlloc(Known):
     def test_no_memory_is_no_wrong_result(self):
         """Of JSON, too: a quote behind a key was missing where the text had to grow."""

@@ -87,7 +87,8 @@ def complaints(run, made, results, before, final, resumed=None, sent=0, there=()
         return [*found, "the folder of the results is gone"]
     for name in names_below(made, results):
         top = name.split("/")[0]
-        kept = resumed and top == resumed and run.status and not TEMPORARY.search(name)
+        kept = resumed and top == resumed and (run.status or f"{top}' could not be removed" in run.err) and \
+            not TEMPORARY.search(name)
         if not kept and name not in there and not (died and (top == resumed or TEMPORARY.search(top))):
             found.append(f"{name} was left there")
     return found
@@ -109,9 +110,11 @@ class Planted(unittest.TestCase):
         ("y was left", "echo new >out/r; echo x >out/y"),
         ("r.00c0ffee.tmp was left", SAYS + "echo x >out/r.00c0ffee.tmp; exit 1"),
         ("r.part/a.00c0ffee.tmp was left", SAYS + "mkdir out/r.part; echo x >out/r.part/a.00c0ffee.tmp; exit 1"),
+        ("r.part was left there", "echo new >out/r; mkdir out/r.part"),
         ("the folder of the results is gone", SAYS + "rm -r out; exit 1"),
     ]
-    RIGHT = ["echo new >out/r", SAYS + "exit 1", SAYS + "mkdir out/r.part; exit 1", SAYS + "echo new >out/r; exit 2"]
+    RIGHT = ["echo new >out/r", SAYS + "exit 1", SAYS + "mkdir out/r.part; exit 1", SAYS + "echo new >out/r; exit 2",
+             "echo new >out/r; mkdir out/r.part; echo \"note: 'out/r.part' could not be removed\" >&2"]
 
     def judge(self, script, folder, sent=0):
         made = os.path.join(folder, "out")
