@@ -73,9 +73,9 @@ static int64_t widen(char *out, const char *text, int64_t bytes)
     return used;
 }
 
-/* Without memory for a part of a long text or number, jansson leaves it out and goes on. So a file is
- * parsed twice, which must give the same. Larger files are vocabularies, for which that takes too
- * long. */
+/* Without memory for a part of a long text or number, jansson leaves it out and goes on. So a file
+ * is parsed twice, which must give the same. Larger files are vocabularies, for which that takes
+ * too long. */
 enum { TWICE = 1 << 20 };
 static json_t *load(esa_json_file *file, const char *text, int64_t bytes, json_error_t *error)
 {
