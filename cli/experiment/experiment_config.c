@@ -268,7 +268,7 @@ int experiment_config(const experiment *e, const char *what, int write)
     char path[EXPERIMENT_PATH];
     experiment_path(e, path, "config.json");
     /* write: the file was compared before; compare: there is no file */
-    if (!cli_is_missing(path) == write) return CLI_OK;
+    if (cli_is_missing(path) != write) return CLI_OK;
     cli_json *json = experiment_about(e);
     json_settings(json, e);
     return experiment_agree(e, json, what);
