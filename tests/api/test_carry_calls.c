@@ -48,9 +48,12 @@ static call *call_open(int32_t level, int32_t dtype, int32_t format, double dens
         tensor_fill(&c->t[i], test_seed() + (uint64_t)i, 1.5);
     }
     c->bytes = esa_carry_bytes(format, B, H, N, D);
-    c->memory = aligned_alloc(ESA_WORKSPACE_ALIGN, (size_t)(c->bytes + ESA_WORKSPACE_ALIGN - 1) /
-                                                       ESA_WORKSPACE_ALIGN * ESA_WORKSPACE_ALIGN);
-    memset(c->memory, 0x5a, (size_t)c->bytes);
+    /* room for the wrong sizes of test_bad_arguments too, which on_gpu copies before they are
+     * refused */
+    const size_t room = (size_t)(2 * c->bytes + ESA_WORKSPACE_ALIGN - 1) / ESA_WORKSPACE_ALIGN *
+                        ESA_WORKSPACE_ALIGN;
+    c->memory = aligned_alloc(ESA_WORKSPACE_ALIGN, room);
+    memset(c->memory, 0x5a, room);
     c->d = esa_carry_view(c->memory, format, B, H, N, D);
     const int64_t blocks = (N + BLOCK - 1) / BLOCK, cells = B * H * blocks * blocks;
     uint8_t *keep = malloc((size_t)cells);
