@@ -148,6 +148,7 @@ def dit(*arguments):
                           capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow                               # a step of training, twice: a minute
 def test_the_judge_trains_from_the_command_line(tmp_path):
     real.gather([package(tmp_path / "p.whl", 3)], listed(3), tmp_path / "real.zip", size=32)
     done = dit("--adopt", MODEL / "transformer", "--out", tmp_path, "--real", tmp_path / "real.zip",
@@ -166,6 +167,7 @@ def test_the_judge_trains_from_the_command_line(tmp_path):
     assert Image.open(tmp_path / "sheets" / "dit_32_shift3_guidance2.5.png").width == 6 * 32
 
 
+@pytest.mark.slow
 def test_what_cannot_be_continued_is_refused(tmp_path):
     done = dit("--out", tmp_path)
     assert done.returncode != 0 and "is no judge: it has {'num_attention_heads': 4" in done.stderr
