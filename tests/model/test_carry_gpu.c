@@ -117,7 +117,7 @@ static void within_a_limit(void **state)
     if (!on_stand_in()) skip(); /* a real GPU cannot be told to refuse */
     int32_t worked = 0, copied = 0, resident = 0;
     assert_true(made_latents(&want, 0, 2, -1));
-    for (int64_t limit = 15 * MIB; limit < 25 * MIB; limit += MIB * 5 / 8) {
+    for (int64_t limit = 15 * MIB; limit < 25 * MIB; limit += MIB * 5 / 4) {
         char most[32];
         snprintf(most, sizeof most, "%lld", (long long)(limit - limit / 16));
         setenv("ESA_STAND_IN_MOST", most, 1);

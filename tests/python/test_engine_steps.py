@@ -72,6 +72,21 @@ def test_the_package_does_the_same(family, selector, asked):
     assert far(got, want) <= (CLOSE_CARRIED if carries else CLOSE), far(got, want)
 
 
+@pytest.mark.parametrize("name, more, branches", (("wan", (), 2), ("cogvideox_5b", ("--dynamic-guidance", 1), 2),
+                                                  ("hunyuan", (), 1)))
+def test_branches_share(name, more, branches, tmp_path):
+    """With guidance one branch runs dense at an anchor, and both carry its difference. HunyuanVideo has one branch."""
+    made = make(name, tmp_path / "mini")
+    made.ours("--method", "error", "--budget", 0.5, "--carry", 2, *BLOCKS, *more, steps=5)
+    said = made.said
+    carry = said["carry"]
+    assert said["calls"] == 5 * branches * made.layers
+    assert (len(carry["anchors"]), carry["anchor_calls"]) == (2, 2 * made.layers)
+    assert carry["carried_calls"] == said["calls"] - carry["anchor_calls"]
+    # at an anchor the other branch adds what was just made
+    assert [carry["step_age"][step] for step in carry["anchors"]] == [0 if branches > 1 else None] * 2
+
+
 @pytest.mark.slow
 def test_work_and_presets(family):
     """The work that was asked for is kept. A preset that so short a run cannot reach takes the least work, and says
