@@ -227,7 +227,7 @@ int main(void)
                                                                N);
     params.layers = 1;
     params.steps = STEPS;
-    params.work = esa_preset_work(ESA_PRESET_BALANCED);
+    params.work = esa_preset_work_for(ESA_PRESET_BALANCED, params.steps, params.carry);
     params.work_or_least = 1;
     params.select.layout.grid_q[0] = T;
     params.select.layout.grid_q[1] = Y;

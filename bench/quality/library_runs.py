@@ -124,7 +124,8 @@ def apart(work):
         Run("new, no exact rows", f"work={work} exact_rows=0 {OFF} {SMALL}", swap(NEW, resid=0)),
         Run("new, masks of the first step", f"work={work} refresh_every=0 order_every=0 {SMALL}",
             swap(NEW, refresh=0, oref=0)),
-        Run("new, blocks of 128", f"work={work} {OFF} block=128", swap(NEW, sel="errq16m4", lev="128/16", bq=128, bk=128)),
+        Run("new, blocks of 128", f"work={work} {OFF} block=128",
+            swap(NEW, sel="errq16m4", lev="128/16", bq=128, bk=128)),
     ]
 
 
