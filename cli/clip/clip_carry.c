@@ -111,7 +111,10 @@ void clip_carry_json(cli_json *json, const clip_record *r)
     cli_json_fields(json, "anchor_calls %ld carried_calls %ld age %g bytes %ld host_bytes %ld",
                     t->anchor_calls, t->carried_calls, t->carry_age, t->carry_bytes,
                     t->carry_host_bytes);
-    if (steps) cli_json_ints(json, "anchors", steps, clip_anchor_steps(steps, r));
+    if (steps)
+        cli_json_ints(json, "anchors", steps, clip_anchor_steps(steps, r));
+    else
+        cli_json_add(json, "anchors", NULL); /* out of memory: saving it says so */
     cli_json_reals(json, "step_age", r->step_age, carried ? r->steps : 0);
     cli_json_close(json);
     free(steps);
