@@ -215,7 +215,7 @@ touch "$scratch/release-done"
 # complete run; so does the size of mask files, a number that the release run has measured.
 if [ "$mode" = all ]; then stage "asan + ubsan" asan -LE '^(long|live)$'
 else
-    networks='stand_in\.test_(hunyuan|limits|pipeline|store_forward|vae|wan)_gpu'
+    networks='stand_in\.test_(carry|hunyuan|limits|pipeline|store_forward|vae|wan)_gpu'
     stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
         -E "^($networks|cli\.(schemas|report|export)|maskfile\.test_mask_size)\$"
 fi
