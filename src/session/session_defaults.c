@@ -16,8 +16,8 @@ static const struct {
     int32_t steps;
     double work[3];
 } carried_work[] = { { 11, { 0.57, 0.44, 0.30 } },
-                     { 29, { 0.42, 0.28, 0.20 } },
-                     { INT32_MAX, { 0.40, 0.20, 0.14 } } };
+                     { 29, { 0.50, 0.38, 0.28 } },
+                     { INT32_MAX, { 0.44, 0.30, 0.22 } } };
 
 double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry)
 {
