@@ -163,7 +163,7 @@ else
     done
     for name in test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows \
                 test_gpu_select test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents test_gpu_biased \
-                test_gpu_planes test_plan test_golden; do
+                test_gpu_planes test_gpu_carry test_plan test_golden; do
         watch memcheck "$name"
     done
     for level in "${levels[@]}"; do
@@ -173,7 +173,7 @@ else
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
     done
-    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows; do
+    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_carry; do
         watch racecheck "$name" ESA_CUDA=sm80
         case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
     done
@@ -183,6 +183,7 @@ else
         watch initcheck "$name"
     done
     watch initcheck test_gpu_order
+    watch initcheck test_gpu_carry
     watch synccheck test_gpu_order
     collect
 fi

@@ -39,9 +39,11 @@ DEV void mbar_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// The whole warp calls it, and one lane arrives.
+// The whole warp calls it, and one lane arrives. elect.sync orders no memory of the other lanes,
+// so __syncwarp puts their reads of the stage before the arrival.
 DEV void mbar_arrive_warp(uint32_t bar)
 {
+    __syncwarp();
     asm volatile("{\n"
                  ".reg .pred P;\n"
                  "elect.sync _|P, -1;\n"
