@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
-together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts.
+engine_run.py: the command gets the settings of each row. gpu_stream.py: nothing is measured without a GPU. together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts.
 versions.py: every tree runs its own package and library, on the same tensors."""
 import json
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import esa
 from esa.programs.native import find_command
 
@@ -26,22 +27,103 @@ def test_run_at_equal_work(tmp_path, capsys):
     diffusers_run.main(["--mini", "--device", "cpu", "--steps", str(STEPS), "--works", "0.9,0.05", "--rounds", "1",
                         "--json", str(path)])
     shape, = json.loads(path.read_text())["shapes"]
-    former, new, *unreached = shape["rows"]
-    assert (former["rule"], new["rule"]) == ("former default", "default")
+    former, plain, new, *unreached = shape["rows"]
+    assert [r["rule"] for r in shape["rows"][:3]] == ["former default", "default without carry", "default"]
     # whole blocks of 16 of 600 tokens
-    assert all(abs(row["work"] - 0.9) < 0.02 and row["fallback_calls"] == 0 for row in (former, new))
-    # a fifth of 8 steps is dense, the others have masks of their own; with carry the anchors make masks: 0, 2 and 4
+    assert all(abs(row["work"] - 0.9) < 0.02 and row["fallback_calls"] == 0 for row in (former, plain, new))
+    # a fifth of 8 steps is dense, the others have masks of their own; without carry masks are made at steps 0, 1, 2 and
+    # 4, with carry at the anchors: 0, 2 and 4
     assert former["steps"] == {"dense": 2, "new masks": 6} and new["steps"] == {"new masks": 3, "kept masks": 5}
-    for row in (former, new):
+    assert plain["steps"] == {"new masks": 4, "kept masks": 4}
+    assert new["carry_bytes"] > 0 == plain["carry_bytes"] == former["carry_bytes"]
+    for row in (former, plain, new):
         forwards = {f"{kind}, branch {b}" for kind in row["steps"] for b in (0, 1)}
         assert set(row["forward_s"]) == forwards and all(x > 0 for x in row["forward_s"].values())
         total = sum(row["forward_s"][f"{kind}, branch {b}"] * n for kind, n in row["steps"].items() for b in (0, 1))
         assert row["run_s"] == pytest.approx(total)
-    assert [row["error"][:12] for row in unreached] == ["work is 0.05"] * 2
+    assert [row["error"][:12] for row in unreached] == ["work is 0.05"] * 3
     assert "work 0.05, default: work is 0.05" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--works", "x"], ["--works", "1.5"], ["--steps", "1"], ["--shapes", "wan-tiny"]])
+def test_run_at_presets(tmp_path):
+    path = tmp_path / "run.json"
+    diffusers_run.main(["--mini", "--device", "cpu", "--steps", str(STEPS), "--presets", "faithful,balanced",
+                        "--rounds", "1", "--json", str(path)])
+    shape, = json.loads(path.read_text())["shapes"]
+    assert [(r["preset"], r["rule"]) for r in shape["rows"]] == [
+        (p, rule) for p in ("faithful", "balanced") for rule in ("default without carry", "default")]
+    for row in shape["rows"]:
+        asked = esa.EsaConfig(preset=row["preset"], **({"carry": "off"} if "without" in row["rule"] else {}))
+        assert row["asked"] == asked.work_for(STEPS) and abs(row["work"] - row["asked"]) < 0.03     # whole blocks
+        assert row["speedup"] == pytest.approx(shape["dense_run_s"] / row["run_s"])
+
+
+FAKE = """#!/usr/bin/env python3
+import json, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("esa 1 (abc)")
+    sys.exit()
+with open({log!r}, "a") as file:
+    file.write(json.dumps(words) + "\\n")
+if "0.300000" in words:
+    sys.exit("esa: no such density")
+one = {{"step_seconds": [4, 1, 2, 3], "peak_bytes": 5, "kernel": "k"}}
+with open(words[words.index("--json") + 1], "w") as file:
+    json.dump({{"rows": [{{"round": [one]}}]}}, file)
+"""
+
+
+def engine_run(tmp_path, *rows):
+    """The program with rows of diffusers_run.py, and a command that writes down how it was called."""
+    command, source, out, log = (tmp_path / name for name in ("esa", "run.json", "out.json", "log"))
+    command.write_text(FAKE.format(log=str(log)))
+    command.chmod(0o755)
+    source.write_text(json.dumps({"machine": "m", "steps": 10, "shapes": [{"shape": "wan-1.3b-480p", "rows": rows}]}))
+    done = subprocess.run([sys.executable, ROOT / "bench" / "engine_run.py", "--esa", command, "--from", source,
+                           "--json", out], capture_output=True, text=True, timeout=60)
+    return done, [json.loads(line) for line in log.read_text().splitlines()], out
+
+
+def test_engine_run(tmp_path):
+    def row(**more):
+        return {"asked": 0.3, "density_asked": 0.2, "steps": {"new masks": 2, "kept masks": 8}, **more}
+    done, calls, out = engine_run(tmp_path, row(rule="former default", steps={"dense": 2, "new masks": 8}),
+                                  row(rule="default without carry", preset="fast"), row(rule="default", preset="fast"),
+                                  {"rule": "default", "asked": 0.05, "error": "too little"})
+    assert done.returncode == 0, done.stderr
+    assert ["--mode", "dense"] == calls[0][-2:] and len(calls) == 3
+    off, on = (" ".join(words[words.index("--skip-dense"):]) for words in calls[1:])
+    assert off == ("--skip-dense --mode online --budgets 0.200000 --method error --carry off --refresh 0 "
+                   "--order-every 0")
+    assert on == "--skip-dense --mode online --budgets 0.200000 --method error --carry 1"
+    shape, = json.loads(out.read_text())["shapes"]
+    dense, first, second = shape["rows"]
+    assert dense["run_s"] == 10 * 2.5                       # the median of the four steps
+    assert first["run_s"] == second["run_s"] == 2 * 4 + 8 * 2 and second["speedup"] == 25 / 24
+    assert "fast 0.3, default: run 24.0 s, 1.04x" in done.stdout and json.loads(out.read_text())["commit"].startswith(
+        "esa 1")
+
+
+def test_engine_run_that_fails(tmp_path):
+    done, _, _ = engine_run(tmp_path, {"rule": "default", "asked": 0.3, "density_asked": 0.3,
+                                       "steps": {"new masks": 1, "kept masks": 1}})
+    assert done.returncode == 1 and done.stderr.strip().endswith("esa: no such density")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_stream_without_a_gpu():
+    def stream(*words):
+        return subprocess.run([sys.executable, ROOT / "bench" / "gpu_stream.py", *words], capture_output=True,
+                              text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
+    done = stream()
+    assert done.returncode == 1 and "nothing was measured" in done.stderr
+    for words in (["--shapes", "x"], ["--densities", "x"], ["--layers", "1"]):
+        assert stream(*words).returncode == 2
+
+
+@pytest.mark.parametrize("words", [["--works", "x"], ["--works", "1.5"], ["--steps", "1"], ["--shapes", "wan-tiny"],
+                                   ["--presets", "best"]])
 def test_wrong_words(words):
     with pytest.raises(SystemExit) as stop:
         diffusers_run.main(["--mini", "--device", "cpu", *words])
