@@ -24,8 +24,9 @@ def short_run(args, shape, words):
     """Seconds of each step of a short run, and the most device memory it took."""
     with tempfile.TemporaryDirectory(prefix="esa-engine-run-") as folder:
         path = os.path.join(folder, "out.json")
-        command = [args.esa, "bench", "model", "--random-weights", "--device", args.device, "--model", shape, "--linear",
-                   args.linear, "--guidance", "5", "--steps", str(STEPS), "--rounds", "1", "--no-decode", "--json", path]
+        command = [args.esa, "bench", "model", "--random-weights", "--device", args.device, "--model", shape,
+                   "--linear", args.linear, "--guidance", "5", "--steps", str(STEPS), "--rounds", "1", "--no-decode",
+                   "--json", path]
         done = subprocess.run(command + words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(f"engine_run.py: {shape} {' '.join(words)}: {(done.stderr.strip().splitlines() or ['died'])[-1]}")
@@ -48,7 +49,8 @@ def shape_rows(shape, source, args):
     steps = sum(next(r for r in source["rows"] if "steps" in r)["steps"].values())
     seconds, peak, kernel = short_run(args, shape, ["--mode", "dense"])
     dense = steps * statistics.median(seconds)
-    print(f"\n{shape}: dense {dense:.1f} s for {steps} steps of two branches, {peak / 1e9:.1f} GB, {kernel}", flush=True)
+    print(f"\n{shape}: dense {dense:.1f} s for {steps} steps of two branches, {peak / 1e9:.1f} GB, {kernel}",
+          flush=True)
     rows = [{"rule": "dense", "run_s": dense, "step_s": seconds, "memory": peak}]
     for row in source["rows"]:
         words = words_of(row) if "steps" in row else None

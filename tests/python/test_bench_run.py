@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
-engine_run.py: the command gets the settings of each row. gpu_stream.py: nothing is measured without a GPU. together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts.
+engine_run.py: the command gets the settings of each row. gpu_stream.py: nothing is measured without a GPU.
+together.py and together_clips.py: caches leave calls out, and esa counts the others. beside.py: every turn counts.
 versions.py: every tree runs its own package and library, on the same tensors."""
 import json
 import os
