@@ -24,7 +24,7 @@ static int agree(const generate_options *o, int argc, char **argv)
         return cli_usage("generate: --method cached needs --masks FILE (made by `esa calibrate`)");
     if (o->clip.method != METHOD_CACHED && o->clip.p.masks)
         return cli_usage("generate: --masks needs --method cached");
-    if (o->clip.score_groups && o->clip.method != METHOD_ERROR)
+    if (o->clip.score_groups && !clip_method_has(o->clip.method, ESA_TRAIT_WEIGHS_TAIL))
         return cli_usage("generate: " CLI_SCORE_GROUPS " needs --method error");
     if (o->compare && o->clip.method == METHOD_DENSE)
         return cli_usage("generate: --compare dense needs another --method to compare");

@@ -67,13 +67,7 @@ static void add_variant(experiment *e, int method, double budget)
         snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
 }
 
-int experiment_method(int64_t number)
-{
-    static const int methods[EXPERIMENT_METHOD_COUNT] = { METHOD_CACHED, METHOD_ENTROPY,
-                                                          METHOD_RF_V2, METHOD_ADA_BSA,
-                                                          METHOD_ERROR };
-    return methods[number];
-}
+int experiment_method(int64_t number) { return clip_method(EXPERIMENT_METHODS, number); }
 
 void experiment_variants(experiment *e)
 {
@@ -106,7 +100,7 @@ static void json_lines(cli_json *json, const char *key, const cli_prompts *promp
 static int defaults_differ(const experiment *e)
 {
     for (int i = 0; i < e->methods.count; i++)
-        if (experiment_method(e->methods.whole[i]) == METHOD_ERROR) return 1;
+        if (clip_method_has(experiment_method(e->methods.whole[i]), ESA_TRAIT_SPENDS)) return 1;
     return 0;
 }
 

@@ -158,8 +158,7 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "causal is %d in select and %d in attention, expected the same",
                         p->select.causal, p->attention.causal);
-    const int32_t recorded = p->select.selector == ESA_SELECT_ENTROPY ||
-                             p->select.selector == ESA_SELECT_ERROR;
+    const int32_t recorded = esa_selector_of(p->select.selector)->records != ESA_RECORDS_NOTHING;
     if (p->mode == ESA_SESSION_RECORD && (!recorded || p->select.causal))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "mode RECORD needs selector ENTROPY or ERROR and causal 0, got selector %d "
@@ -174,7 +173,7 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "the layout has %d clips, but recordings and mask files know one video",
                         p->select.layout.span_count);
-    if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
+    if (p->mode == ESA_SESSION_ONLINE && esa_selector_has(p->select.selector, ESA_ROW_KEEPS_ALL))
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
                         "selector FULL keeps every block: use mode DENSE instead");
     const int32_t spends = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_DENSE;
@@ -340,8 +339,8 @@ static esa_status make_recorder(esa_session *s)
     esa_mask_file_info f;
     memset(&f, 0, sizeof f);
     f.struct_size = (uint32_t)sizeof f;
-    const int32_t errors = p->select.selector == ESA_SELECT_ERROR;
     f.selector = p->select.selector;
+    const int32_t errors = esa_run_errors(&f);
     f.mode = p->select.mode;
     f.samples = errors ? 0 : p->select.samples;
     f.scale = p->select.scale;

@@ -343,7 +343,7 @@ static esa_status record(const esa_session_call *c, const esa_session_plan *e)
     ESA_TRY(esa_check_kv_len(s->ctx, p->select.kv_len, p->shapes.device, B, p->shapes.Nk,
                              &p->select.layout, p->select.mode));
     ESA_TRY(esa_session_figures_begin(&s->figures, p->backend));
-    if (rec->info.selector == ESA_SELECT_ERROR)
+    if (esa_run_errors(&rec->info))
         ESA_TRY(esa_plan_errors(p, e->importance, NULL, c->t->q, c->t->k, c->t->v));
     else
         ESA_TRY(esa_plan_importance(p, e->importance, c->t->q, c->t->k));
