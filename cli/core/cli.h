@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
-#include <esa/esa.h>
+#include <esa/esa_session.h>
 
 #include "core/files.h"
 #include "core/json.h"

@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <esa/esa_session.h>
 
 static const cli_shape shapes[] = {
 #define SHAPE(name, H, D, t, h, w, front, back)                                                    \

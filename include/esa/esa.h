@@ -114,18 +114,6 @@ enum {
     ESA_SELECT_ERROR = 5    /* keeps the blocks that the tail would get most wrong; reads v */
 };
 
-/* What a selector can do and what it needs, as bits. */
-enum {
-    ESA_TRAIT_READS_V = 1,     /* needs v: esa_select_qkv */
-    ESA_TRAIT_BLIND = 2,       /* reads neither q nor k */
-    ESA_TRAIT_WEIGHS_TAIL = 4, /* reads tail, fine, group_q and group_k of esa_select_params */
-    ESA_TRAIT_ADAPTIVE = 8,    /* takes ESA_ORDER_ADAPTIVE */
-    ESA_TRAIT_CENTROID = 16,   /* goes with ESA_TAIL_CENTROID; all go with the other tails */
-    ESA_TRAIT_CAUSAL = 32,     /* takes causal attention */
-    ESA_TRAIT_COMPAT = 64,     /* takes the compat modes */
-    ESA_TRAIT_SPENDS = 128     /* where nothing else is said, a model run with it spends a work */
-};
-
 /* How closely a selector follows the original implementation it comes from. */
 enum {
     ESA_MODE_FIXED = 0,       /* the rules a user expects */
@@ -241,11 +229,6 @@ ESA_API void esa_ctx_trim(esa_ctx *ctx);
 ESA_API esa_status esa_ctx_set_stream(esa_ctx *ctx, void *cuda_stream);
 
 ESA_API const char *esa_version(void); /* for example "0.1.0" */
-/* Name of a selector, for example "error"; NULL if there is none of this number. Numbers are
- * consecutive from 0. Static storage. */
-ESA_API const char *esa_selector_name(int32_t selector);
-/* ESA_TRAIT_* of a selector; 0 if there is none of this number. */
-ESA_API int32_t esa_selector_traits(int32_t selector);
 ESA_API int32_t esa_api_version(void); /* ESA_API_VERSION of the loaded library */
 
 /* The version and a hash of the sources, for example "0.1.0-1f2e3d4c5b6a". Static storage.

@@ -4,7 +4,6 @@
 #include "attn/attn.h"
 
 #include <string.h>
-#include "rules/selectors.h"
 
 esa_tensor esa_tensor_bnsd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
 {
@@ -16,16 +15,6 @@ esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t H, int6
 {
     return (esa_tensor){ sizeof(esa_tensor),        dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D },
                          { N * H * D, D, H * D, 1 } };
-}
-
-const char *esa_selector_name(int32_t selector)
-{
-    return selector >= 0 && selector < ESA_SELECTOR_COUNT ? esa_selector_of(selector)->name : NULL;
-}
-
-int32_t esa_selector_traits(int32_t selector)
-{
-    return esa_selector_of(selector)->traits & ESA_ROW_PUBLIC;
 }
 
 esa_select_params esa_select_params_default(int32_t selector)

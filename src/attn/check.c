@@ -405,7 +405,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     if (out->release != 0 && out->release != ESA_RELEASE_30 && out->release != ESA_RELEASE_31)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "release is %d, expected 0, %d or %d",
                         (int)out->release, ESA_RELEASE_30, ESA_RELEASE_31);
-    if (!esa_selector_name(out->selector)) return unknown_selector(ctx, out->selector);
+    if (!esa_selector_of(out->selector)->name) return unknown_selector(ctx, out->selector);
     const esa_selector *row = esa_selector_of(out->selector);
     if (out->mode < ESA_MODE_FIXED || out->mode > ESA_MODE_COMPAT_ROUND)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,

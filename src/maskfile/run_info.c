@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "mask/mask.h"
 
+#define GIVEN "given" /* the name of no selector: the caller made the masks */
 static const char *const mode_names[] = { "fixed", "compat", "compat-round" };
 static const char *const order_names[] = { "raster", "tile", "tile3d", "hilbert" };
 static const char *const importance_names[] = { "none", "u8", "f16" };
@@ -157,7 +158,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     } words[] = { { "format", format },
                   { "model", f->model },
                   { "config_hash", f->config_hash },
-                  { "selector", esa_selector_of(f->selector)->name },
+                  { "selector", f->selector < 0 ? GIVEN : esa_selector_of(f->selector)->name },
                   { "mode", mode_names[f->mode] },
                   { "order", order_names[y->order] },
                   { "importance", importance_names[f->importance] } };
@@ -252,11 +253,11 @@ static int32_t get_word(reader *r, const char *key, const char *const *names, in
     return 0;
 }
 
-/* A selector by its name, or -1 for the name of no selector. */
 static int32_t get_selector(reader *r, int32_t levels)
 {
     const char *text = get_text(r, "selector");
-    for (int32_t i = -1; text && i < ESA_SELECTOR_COUNT; i++)
+    if (text && strcmp(text, GIVEN) == 0) return -1;
+    for (int32_t i = 0; text && i < ESA_SELECTOR_COUNT; i++)
         if (strcmp(text, esa_selector_of(i)->name) == 0 &&
             (levels || esa_selector_of(i)->records != ESA_RECORDS_ERRORS))
             return i;

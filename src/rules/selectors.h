@@ -5,8 +5,8 @@
  * docs/new-selector.md lists what else a selector needs. Columns of a row:
  *
  *   ID, id    ESA_SELECT_ID; its name, which also begins the names of its functions. Its traits
- *             are ESA_TRAITS_ID: ESA_TRAIT_* of esa.h and ESA_ROW_*
- *   work      its function esa_work_of_* in rules/work.h, the price of one selection
+ *             are ESA_TRAITS_ID: ESA_TRAIT_* of esa_session.h and ESA_ROW_*
+ *   work      the price of one selection: a case of esa_work_select in rules/work.h
  *   Bq, Bk    default block sizes
  *   short     1: up to ESA_SHORT_TOKENS keys both default sizes are ESA_SHORT_BLOCK
  *   exact     exact rows per query block of a model run without carry: two are worth more than the
@@ -25,7 +25,7 @@
 #include "base/inline.h"
 #include "esa/esa_session.h"
 
-/* Traits that only the library asks for, above those of esa.h. */
+/* Traits that only the library asks for, above those of esa_session.h. */
 enum {
     ESA_ROW_PUBLIC = 0xffff,
     ESA_ROW_KEEPS_ALL = 1 << 16,    /* keeps every block, whatever the budget is */
@@ -38,8 +38,9 @@ enum {
     ESA_ROW_SPREADS = 1 << 23,      /* every head has the same budget, spread over its rows */
     ESA_ROW_SQUARE_CAUSAL = 1 << 24 /* causal compat modes need as many queries as keys */
 };
+enum { ESA_WORK_NOTHING, ESA_WORK_SAMPLES, ESA_WORK_BLOCKS, ESA_WORK_GROUPS, ESA_WORK_MEANS };
 enum { ESA_RECORDS_NOTHING, ESA_RECORDS_IMPORTANCE, ESA_RECORDS_ERRORS };
-enum { ESA_PROTECTS_NEVER, ESA_PROTECTS_GIVEN, ESA_PROTECTS_ALWAYS }; /* GIVEN: a given picture */
+enum { ESA_PROTECTS_GIVEN, ESA_PROTECTS_NEVER, ESA_PROTECTS_ALWAYS }; /* GIVEN: a given picture */
 
 /* Sets of traits. */
 #define ESA_TRAITS_FULL    (ESA_TRAITS_USUAL | ESA_ROW_KEEPS_ALL)
@@ -57,20 +58,16 @@ enum { ESA_PROTECTS_NEVER, ESA_PROTECTS_GIVEN, ESA_PROTECTS_ALWAYS }; /* GIVEN: 
 /* clang-format off */
 #define ESA_SELECTORS(ROW) \
 /*      ID,      id,      work,     Bq, Bk, short, exact, order, tail, carry, records, protects */ \
-    ROW(FULL,    full,    nothing, 128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
-    ROW(ENTROPY, entropy, samples, 256, 128, 0, 0, HILBERT,  POOLED, OFF,  IMPORTANCE, GIVEN)      \
-    ROW(RF_V2,   rf_v2,   blocks,  128, 128, 0, 0, TILE,     POOLED, OFF,  NOTHING,    ALWAYS)     \
-    ROW(ADA_BSA, ada_bsa, groups,  128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
-    ROW(RANDOM,  random,  nothing, 128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
-    ROW(ERROR,   error,   means,   128, 128, 1, 2, ADAPTIVE, LEVELS, AUTO, ERRORS,     NEVER)
-/* The rows as esa_selector, and the one of other numbers. */
+    ROW(FULL,    full,    NOTHING, 128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
+    ROW(ENTROPY, entropy, SAMPLES, 256, 128, 0, 0, HILBERT,  POOLED, OFF,  IMPORTANCE, GIVEN)      \
+    ROW(RF_V2,   rf_v2,   BLOCKS,  128, 128, 0, 0, TILE,     POOLED, OFF,  NOTHING,    ALWAYS)     \
+    ROW(ADA_BSA, ada_bsa, GROUPS,  128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
+    ROW(RANDOM,  random,  NOTHING, 128, 128, 0, 0, HILBERT,  POOLED, OFF,  NOTHING,    GIVEN)      \
+    ROW(ERROR,   error,   MEANS,   128, 128, 1, 2, ADAPTIVE, LEVELS, AUTO, ERRORS,     NEVER)
+/* A row as esa_selector. */
 #define ESA_ROW(ID, id, work, Bq, Bk, few, exact, order, tail, carry, records, protects)           \
-    { #id, ESA_TRAITS_##ID, Bq, Bk, few, exact, ESA_ORDER_##order, ESA_TAIL_##tail,                \
-      ESA_CARRY_##carry, ESA_RECORDS_##records, ESA_PROTECTS_##protects },
-#define ESA_NO_SELECTOR                                                                            \
-    { "given", 0, 128, 128, 0, 0, ESA_ORDER_HILBERT, ESA_TAIL_POOLED, ESA_CARRY_OFF,               \
-      ESA_RECORDS_NOTHING,                                                                         \
-      ESA_PROTECTS_GIVEN }
+    { #id, ESA_TRAITS_##ID, ESA_WORK_##work, Bq, Bk, few, exact, ESA_ORDER_##order,                \
+      ESA_TAIL_##tail, ESA_CARRY_##carry, ESA_RECORDS_##records, ESA_PROTECTS_##protects },
 /* clang-format on */
 
 #define ESA_ONE_SELECTOR(ID, ...) ESA_COUNTED_##ID,
@@ -89,14 +86,14 @@ ESA_INLINE int32_t esa_selector_has(int32_t selector, int32_t trait)
 
 typedef struct esa_selector {
     const char *name;
-    int32_t traits, block_q, block_k, short_blocks, exact_rows;
+    int32_t traits, work, block_q, block_k, short_blocks, exact_rows;
     int32_t order, tail, carry, records, protects;
 } esa_selector;
 
-/* The row of a selector. Other numbers have a row without traits. */
+/* The row of a selector. Other numbers have one of zeros, without a name. */
 static inline const esa_selector *esa_selector_of(int32_t selector)
 {
-    static const esa_selector rows[] = { ESA_SELECTORS(ESA_ROW) ESA_NO_SELECTOR };
+    static const esa_selector rows[ESA_SELECTOR_COUNT + 1] = { ESA_SELECTORS(ESA_ROW) };
     return &rows[selector >= 0 && selector < ESA_SELECTOR_COUNT ? selector : ESA_SELECTOR_COUNT];
 }
 

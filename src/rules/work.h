@@ -115,56 +115,36 @@ ESA_INLINE double esa_work_facts(const esa_attn_args *a, const int64_t *facts, i
            (double)esa_work_exact_rows(a) * keys / ((double)a->Nq * Nk);
 }
 
-/* What one selection multiplies and adds, in products of one query with one key: one function per
- * price in the rows of rules/selectors.h. keys: those that exist. */
-static inline double esa_work_of_nothing(const esa_select_params *p, int64_t Nq, int64_t keys)
-{
-    (void)p, (void)Nq, (void)keys;
-    return 0.0;
-}
-
-static inline double esa_work_of_samples(const esa_select_params *p, int64_t Nq, int64_t keys)
-{
-    const int64_t nq = esa_ceil_div(Nq, p->block_q), last = Nq - (nq - 1) * p->block_q,
-                  rows = (nq - 1) * esa_min64(p->samples, p->block_q) + esa_min64(p->samples, last);
-    const double passes = p->mode == ESA_MODE_COMPAT_ROUND ? 2.0 : 1.0;
-    return 0.5 * passes * (double)rows * (double)keys;
-}
-
-static inline double esa_work_of_blocks(const esa_select_params *p, int64_t Nq, int64_t keys)
-{
-    return 0.5 * (double)esa_ceil_div(Nq, p->block_q) * (double)esa_ceil_div(keys, p->block_k);
-}
-
-/* Eight pairs for every two groups of eight. */
-static inline double esa_work_of_groups(const esa_select_params *p, int64_t Nq, int64_t keys)
-{
-    (void)p;
-    return 0.5 * (double)esa_ceil_div(Nq, ESA_ADA_GROUP) * ESA_ADA_GROUP *
-           (double)esa_ceil_div(keys, ESA_ADA_GROUP);
-}
-
-static inline double esa_work_of_means(const esa_select_params *p, int64_t Nq, int64_t keys)
-{
-    const int64_t rows = esa_ceil_div(Nq, esa_error_queries(p));
-    int64_t columns = esa_ceil_div(keys, esa_error_keys(p));
-    if (p->tail != ESA_TAIL_NONE) columns += esa_ceil_div(keys, p->block_k);
-    if (p->tail == ESA_TAIL_LEVELS)
-        columns += keys / p->block_k * p->fine +
-                   esa_ceil_div(keys % p->block_k, p->block_k / p->fine);
-    return (double)rows * (double)columns;
-}
-
 /* Work of one selection. kv_len: keys that exist. Causality is not subtracted. */
 static inline double esa_work_select(const esa_select_params *p, int64_t Nq, int64_t Nk,
                                      int64_t kv_len)
 {
-#define ESA_WORK_OF(ID, id, work, ...) esa_work_of_##work,
-    static double (*const of[])(const esa_select_params *, int64_t,
-                                int64_t) = { ESA_SELECTORS(ESA_WORK_OF) };
-#undef ESA_WORK_OF
+    const double all = (double)Nq * (double)Nk, keys = (double)kv_len;
+    const int64_t nq = esa_ceil_div(Nq, p->block_q), nk = esa_ceil_div(kv_len, p->block_k),
+                  last = Nq - (nq - 1) * p->block_q;
     if (esa_keeps_all(p)) return 0.0;
-    return of[p->selector](p, Nq, kv_len) / ((double)Nq * (double)Nk);
+    switch (esa_selector_of(p->selector)->work) {
+    case ESA_WORK_SAMPLES: {
+        const int64_t rows = (nq - 1) * esa_min64(p->samples, p->block_q) +
+                             esa_min64(p->samples, last);
+        const double passes = p->mode == ESA_MODE_COMPAT_ROUND ? 2.0 : 1.0;
+        return 0.5 * passes * (double)rows * keys / all;
+    }
+    case ESA_WORK_BLOCKS: return 0.5 * (double)nq * (double)nk / all;
+    case ESA_WORK_GROUPS: /* eight pairs for every two groups of eight */
+        return 0.5 * (double)esa_ceil_div(Nq, ESA_ADA_GROUP) * ESA_ADA_GROUP *
+               (double)esa_ceil_div(kv_len, ESA_ADA_GROUP) / all;
+    case ESA_WORK_MEANS: {
+        const int64_t rows = esa_ceil_div(Nq, esa_error_queries(p));
+        int64_t columns = esa_ceil_div(kv_len, esa_error_keys(p));
+        if (p->tail != ESA_TAIL_NONE) columns += nk;
+        if (p->tail == ESA_TAIL_LEVELS)
+            columns += kv_len / p->block_k * p->fine +
+                       esa_ceil_div(kv_len % p->block_k, p->block_k / p->fine);
+        return (double)rows * (double)columns / all;
+    }
+    default: return 0.0;
+    }
 }
 
 /* Least density of a mask: each row keeps its forced blocks and its best one, which may be forced:

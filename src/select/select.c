@@ -1,6 +1,5 @@
 /* select.c - runs the selector named in the params, and knows its block counts and scratch size.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "rules/selectors.h"
 #include "select/rules.h"
 
 /* The functions of each row of rules/selectors.h. FULL needs none: esa_select_run keeps every block

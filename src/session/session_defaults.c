@@ -37,6 +37,13 @@ double esa_preset_cache(int32_t preset)
                                                                       : (double)NAN;
 }
 
+const char *esa_selector_name(int32_t selector) { return esa_selector_of(selector)->name; }
+
+int32_t esa_selector_traits(int32_t selector)
+{
+    return esa_selector_of(selector)->traits & ESA_ROW_PUBLIC;
+}
+
 int32_t esa_protects_first_frame(int32_t selector, int32_t given)
 {
     return esa_protects_by_default(selector, given);

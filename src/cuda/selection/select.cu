@@ -39,6 +39,8 @@ esa_status pick_importance(esa_cuda_device *dev, const esa_select_args *a,
                                 mask, stream);
 }
 
+} // namespace
+
 esa_status entropy_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                        int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
 {
@@ -46,8 +48,6 @@ esa_status entropy_run(esa_cuda_device *dev, const esa_select_args *a, const sel
     const esa_status status = entropy_importance(dev, a, rules, importance, c, stream);
     return status ? status : pick_importance(dev, a, rules, quota, importance, mask, c, stream);
 }
-
-} // namespace
 
 int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *a)
 {
