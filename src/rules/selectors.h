@@ -2,7 +2,7 @@
  * selector.
  * SPDX-License-Identifier: Apache-2.0
  *
- * docs/new-selector.md lists what else a selector needs. Columns of a row:
+ * docs/selectors.md says how to add one. Columns of a row:
  *
  *   ID, id    ESA_SELECT_ID; its name, which also begins the names of its functions. Its traits
  *             are ESA_TRAITS_ID: ESA_TRAIT_* of esa_session.h and ESA_ROW_*

@@ -74,9 +74,10 @@ def test_enums_are_the_headers():
     """Every word of the package's tables has the number that the headers give it."""
     text = "".join((ROOT / "include" / "esa" / name).read_text() for name in ("esa.h", "esa_session.h"))
     numbers = dict(re.findall(r"\b(ESA_[A-Z0-9_]+) = (-?\d+)", text))
-    for table, prefix in ((structs.SELECTORS, "SELECT"), (structs.TRAITS, "TRAIT"), (structs.MODES, "MODE"), (structs.ORDERS, "ORDER"),
-                          (structs.TAILS, "TAIL"), (structs.SESSION_MODES, "SESSION"), (structs.CALL_KINDS, "CALL"),
-                          (structs.STEP_MAPS, "STEP_MAP"), (structs.IMPORTANCES, "IMPORTANCE")):
+    for table, prefix in ((structs.SELECTORS, "SELECT"), (structs.TRAITS, "TRAIT"), (structs.MODES, "MODE"),
+                          (structs.ORDERS, "ORDER"), (structs.TAILS, "TAIL"), (structs.SESSION_MODES, "SESSION"),
+                          (structs.CALL_KINDS, "CALL"), (structs.STEP_MAPS, "STEP_MAP"),
+                          (structs.IMPORTANCES, "IMPORTANCE")):
         for word, number in table.items():
             assert int(numbers[f"ESA_{prefix}_{word.upper().replace('-', '_')}"]) == number
     c = library.load().c
