@@ -413,12 +413,13 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     s->params.attention.lse = NULL;
     s->warmup = esa_warmup_steps(p->warmup_frac, p->steps);
     s->params.attention.exact_rows = esa_session_exact_rows(p);
-    const int64_t cells = (int64_t)p->layers * p->steps, rests = (int64_t)p->layers * p->branches;
+    const int64_t cells = (int64_t)p->layers * p->steps,
+                  kept_count = (int64_t)p->layers * p->branches;
     s->dense_layer = esa_mem_zalloc(&ctx->mem, p->layers);
     s->layer16 = esa_mem_zalloc(&ctx->mem, p->layers);
     s->cell = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->cell * cells);
-    s->rest = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->rest * rests);
-    if (!s->dense_layer || !s->layer16 || !s->cell || !s->rest)
+    s->kept = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->kept * kept_count);
+    if (!s->dense_layer || !s->layer16 || !s->cell || !s->kept)
         return esa_fail(ctx, ESA_ERR_MEMORY,
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
@@ -450,13 +451,14 @@ void esa_session_free(esa_session *s)
     if (!s) return;
     const esa_allocator *mem = &s->ctx->mem;
     const int64_t cells = (int64_t)s->params.layers * s->params.steps,
-                  rests = (int64_t)s->params.layers * s->params.branches;
+                  kept_count = (int64_t)s->params.layers * s->params.branches;
     esa_session_drop_plans(s);
     esa_session_carry_free(s);
-    for (int64_t i = 0; s->rest && i < rests; i++) esa_session_rest_free(&s->chunks, &s->rest[i]);
+    for (int64_t i = 0; s->kept && i < kept_count; i++)
+        esa_session_kept_free(&s->chunks, &s->kept[i]);
     esa_session_chunks_free(&s->chunks);
     esa_session_figures_free(&s->figures);
-    esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * rests);
+    esa_mem_free(mem, s->kept, (int64_t)sizeof *s->kept * kept_count);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * cells);
     esa_mem_free(mem, s->head, (int64_t)sizeof *s->head * cells * s->heads);
     esa_mem_free(mem, s->density, 8 * cells);
@@ -499,7 +501,7 @@ esa_status esa_session_start(esa_session *s)
     memset(s->cell, 0, sizeof *s->cell * cells);
     if (s->head) memset(s->head, 0, sizeof *s->head * cells * (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
-        esa_session_rest_forget(&s->rest[i]);
+        esa_session_kept_forget(&s->kept[i]);
     esa_session_probe_forget(s);
     s->step = s->branch = -1;
     s->kv_len = NULL;
