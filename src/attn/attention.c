@@ -10,21 +10,21 @@
 
 /* Runs attention with the permutations of the mask's layout. A mask in device memory may hold them;
  * otherwise they are made in the ctx's scratch, before the workspace. */
-static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
-                         const esa_mask *mask)
+static esa_status run_ordered(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
+                              const esa_mask *mask)
 {
     static const int32_t some = 0; /* stands for a permutation while bytes are counted */
     if (!mask || mask->perm_q || mask->perm_k) {
         if (mask) esa_bind_attention_order(args, mask);
-        return esa_attend(ctx, be, args, NULL);
+        return esa_attention_run(ctx, be, args, NULL);
     }
     if (esa_layout_moves(&mask->layout, 0, mask->mode)) args->perm_q = &some;
     if (esa_layout_moves(&mask->layout, 1, mask->mode)) args->perm_k = &some;
     void *ws;
     ESA_TRY(esa_backend_orders(ctx, be, &args->perm_q, &args->perm_k, &ws, &mask->layout,
                                mask->mode, args->Nq, args->Nk,
-                               esa_attend_workspace(ctx, be, args)));
-    return esa_attend(ctx, be, args, ws);
+                               esa_attention_workspace(ctx, be, args)));
+    return esa_attention_run(ctx, be, args, ws);
 }
 
 esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
@@ -47,7 +47,7 @@ esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask 
     }
     esa_attn_args args;
     esa_bind_attention(&args, &s, &p, mask, t);
-    const esa_status status = attend(ctx, be, &args, mask);
+    const esa_status status = run_ordered(ctx, be, &args, mask);
     esa_mask_free(copy); /* waits for the kernels that read it */
     return status;
 }

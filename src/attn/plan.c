@@ -15,10 +15,10 @@
 static int64_t call_bytes(const esa_plan *plan, const esa_attn_args *args)
 {
     esa_attn_args a = *args;
-    const int64_t bytes = esa_attend_workspace(plan->ctx, plan->backend, &a);
+    const int64_t bytes = esa_attention_workspace(plan->ctx, plan->backend, &a);
     a.precision = 16;
     if (args->precision == 16) return bytes;
-    return esa_max64(bytes, esa_attend_workspace(plan->ctx, plan->backend, &a));
+    return esa_max64(bytes, esa_attention_workspace(plan->ctx, plan->backend, &a));
 }
 
 /* Workspace of attention with masks of one block size, or dense (block_q 0). */
@@ -279,7 +279,7 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
         }
     }
     if (kernel) *kernel = plan->backend->attention_kernel(ctx, &args);
-    return esa_attend(ctx, plan->backend, &args, carve.base + carve.used);
+    return esa_attention_run(ctx, plan->backend, &args, carve.base + carve.used);
 }
 
 /* ---------------------------------------------------------------- checks of the doors */
