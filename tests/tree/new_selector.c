@@ -1,6 +1,7 @@
-/* new_selector.c - uses the selector "nearest" of docs/selectors.md; check_new_selector.py builds it
- * where the enum has ESA_SELECT_NEAREST: new_selector MASK_FILE.
- * SPDX-License-Identifier: Apache-2.0 */
+/* new_selector.c - uses the selector "nearest" of docs/selectors.md: new_selector MASK_FILE.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * check_new_selector.py builds it where the enum has ESA_SELECT_NEAREST. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
