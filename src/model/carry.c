@@ -25,7 +25,7 @@ esa_status esa_run_anchors(esa_model *m, esa_run *r, esa_session_params *s)
 {
     const int32_t steps = r->p.steps;
     const int32_t *given = s->anchors;
-    int32_t count = s->anchor_count, first = 0, k = 0;
+    int32_t count = s->anchor_count, first = 0;
     if (!(m->facts.boundary > 0) || s->carry == ESA_CARRY_OFF) return ESA_OK;
     if (count < 0 || count > steps || (count && !given)) return ESA_OK; /* the session says so */
     while (first < steps && !esa_run_is_second(m, r, first)) first++;
@@ -36,14 +36,8 @@ esa_status esa_run_anchors(esa_model *m, esa_run *r, esa_session_params *s)
         memcpy(r->anchors, given, 4 * (size_t)count);
     else
         esa_carry_anchors(r->anchors, s->carry, steps);
-    while (k < count && r->anchors[k] < first) k++;
-    if (first < steps && count < steps && (k == count || r->anchors[k] > first)) {
-        memmove(r->anchors + k + 1, r->anchors + k, 4 * (size_t)(count - k));
-        r->anchors[k] = first;
-        count++;
-    }
     s->anchors = r->anchors;
-    s->anchor_count = count;
+    s->anchor_count = esa_carry_switch(r->anchors, count, steps, first);
     return ESA_OK;
 }
 

@@ -45,3 +45,14 @@ int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps)
     if (anchors) esa_anchors_place(anchors, n, steps);
     return n;
 }
+
+int32_t esa_carry_switch(int32_t *anchors, int32_t count, int32_t steps, int32_t first)
+{
+    int32_t k = 0;
+    if (count < 1 || count >= steps || first < 0 || first >= steps) return count;
+    while (k < count && anchors[k] < first) k++;
+    if (k < count && anchors[k] == first) return count;
+    memmove(anchors + k + 1, anchors + k, sizeof *anchors * (size_t)(count - k));
+    anchors[k] = first;
+    return count + 1;
+}

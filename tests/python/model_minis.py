@@ -29,6 +29,13 @@ class Model(Mini):
     valid: torch.Tensor | None = None
     protected: bool = False                 # esa.apply protects frame 0 by default
 
+    def later(self, timestep):
+        """The inputs that are others at a timestep."""
+        return {"timestep": torch.full_like(self.inputs["timestep"], timestep)}
+
+    def at(self, timestep, **changes):
+        return self(**self.later(timestep), **changes)
+
     def layout_of(self, tokens):
         return next((x for x in (self.layout, *self.others) if x.tokens == tokens), None)
 
@@ -233,6 +240,45 @@ def ltx2(audio=4):
     return Model("ltx2", model, inputs, Layout(grid=GRID), 2)
 
 
+def minimax_h3(name="minimax_h3", keyframes=("first", ), batch=1, text=TEXT, grid=GRID):
+    """One packed sequence, made by the pipeline's own function: text, keyframes, sound, video."""
+    from diffusers.modular_pipelines.minimax_h3.before_denoise import (
+        MiniMaxH3PrepareLayoutStep,
+        MiniMaxH3SetTimestepsStep,
+    )
+    t, h, w = grid
+    model = diffusers.MiniMaxH3Transformer3DModel(
+        num_attention_heads=HEADS, attention_head_dim=DIM, hidden_size=48, num_layers=2, num_refiner_layers=2,
+        ffn_dim=64, in_channels=4, audio_in_channels=6, text_dim=16, freq_dim=16, time_embed_hidden_dim=24,
+        time_embed_dim=16, rope_freq_dim=4)
+    sound = 9
+    tags = torch.ones(text, dtype=torch.long)
+    tags[3:7] = 0                                       # a picture in the prompt is tagged as video
+    places, tags, video, audio, words_at, given, given_sound = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+        tags, t, 2 * h, 2 * w, sound, (1, 2, 2), 2, 2, 0, keyframes)
+    times, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(video, audio, given, given_sound, text, 0.1, 0.3,
+                                                                   0.999, 1.0)
+    inputs = {"hidden_states": torch.randn(batch, len(video), 16), "audio_hidden_states": torch.randn(batch, 18, 6),
+              "encoder_hidden_states": words(batch, text), "timestep": times, "timestep_indices": indices,
+              "token_tags": tags, "position_ids": places, "video_indices": video, "audio_indices": audio,
+              "text_indices": words_at}
+    return H3(name, model, inputs, Layout(grid=grid, text_front=text + given + 2 * sound), 2)
+
+
+class H3(Model):
+
+    def later(self, timestep):
+        """Timesteps are distinct levels, rising to 1; the last rows are the video's."""
+        times = self.inputs["timestep"].clone()
+        times[self.inputs["timestep_indices"][-1]] = 1 - timestep / 1000
+        return {"timestep": times}
+
+
+def minimax_h3_ends():
+    """Both ends given, two videos in a batch."""
+    return minimax_h3("minimax_h3_ends", ("first", "last"), batch=2)
+
+
 def mochi(valid=TEXT):
     model = diffusers.MochiTransformer3DModel(patch_size=2, num_attention_heads=HEADS, attention_head_dim=DIM,
                                               num_layers=2, pooled_projection_dim=16, in_channels=4, text_embed_dim=16,
@@ -333,12 +379,14 @@ def sd3(dual=(0, )):
 MODELS = {f.__name__: f
           for f in (wan_i2v, wan_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v, cogvideox_15,
                     hunyuan_i2v, hunyuan_concat, hunyuan_15, framepack, framepack_batch, ltx, ltx_condition, ltx2,
-                    mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
+                    minimax_h3, minimax_h3_ends, mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
                     sd3)}
 
 
 # What this diffusers does not have; test_missing_models_are_named holds esa.supported() to it.
-MISSING = {"ltx2"} if not hasattr(diffusers, "LTX2VideoTransformer3DModel") else set()
+MISSING = {name for name, part in (("ltx2", "LTX2VideoTransformer3DModel"),
+                                   ("minimax_h3", "MiniMaxH3Transformer3DModel"),
+                                   ("minimax_h3_ends", "MiniMaxH3Transformer3DModel")) if not hasattr(diffusers, part)}
 
 
 def make(name, seed=0, **settings):

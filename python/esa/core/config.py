@@ -327,16 +327,26 @@ class EsaConfig:
             return len(self.carry)
         return {"off": T.CARRY_OFF, "auto": T.CARRY_AUTO}.get(self.carry, self.carry)   # type: ignore[arg-type,return-value]
 
-    def anchors(self, steps: int) -> tuple[int, ...]:
-        """The steps of the anchors in a run of so many steps; none without carry.
+    def anchors(self, steps: int, switch: int | None = None) -> tuple[int, ...]:
+        """The steps of the anchors in a run of so many steps; none without carry. switch: the step at which a second
+        transformer takes over (Wan 2.2), which is an anchor too.
 
         >>> EsaConfig(carry=[0, 6, 12]).anchors(steps=50), EsaConfig(carry="off").anchors(steps=50)
         ((0, 6, 12), ())
+        >>> EsaConfig(carry=[0, 6, 12]).anchors(steps=50, switch=9)
+        (0, 6, 9, 12)
         """
-        if isinstance(self.carry, tuple):
-            return self.carry
-        found = (C.c_int32 * steps)()
-        return tuple(found[:load().c.esa_carry_anchors(found, self.carry_number, steps)])
+        found, c = (C.c_int32 * steps)(), load().c
+        if not isinstance(self.carry, tuple):
+            count = c.esa_carry_anchors(found, self.carry_number, steps)
+        elif len(self.carry) <= steps:
+            count = len(self.carry)
+            found[:count] = self.carry
+        else:
+            return self.carry                           # the session says what is wrong
+        if switch is not None:
+            count = c.esa_carry_switch(found, count, steps, switch)
+        return tuple(found[:count])
 
     @property
     def _usual_selector(self) -> str:

@@ -94,6 +94,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_protects_first_frame": (_i32, [_i32, _i32]),
     "esa_warmup_steps": (_i32, [_f64, _i32]),
     "esa_carry_anchors": (_i32, [_p, _i32, _i32]),
+    "esa_carry_switch": (_i32, [_p, _i32, _i32, _i32]),
     "esa_preset_work": (_f64, [_i32]),
     "esa_preset_work_for": (_f64, [_i32, _i32, _i32]),
     "esa_preset_cache": (_f64, [_i32]),

@@ -27,6 +27,8 @@ from .hooks import Ear, RootHook, install, uninstall
 from .run import Recording, Run
 
 _MARK = "_esa_handle"
+# Transformers of a pipeline in the order they run; transformer_ref is MiniMax-H3's for references.
+PARTS = ("transformer", "transformer_2", "transformer_ref")
 
 
 def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = None,
@@ -80,12 +82,13 @@ def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
     else:
         pipe = target
         parts = [
-            part for part in (getattr(target, name, None) for name in ("transformer", "transformer_2"))
+            part for part in (getattr(target, name, None) for name in PARTS)
             if isinstance(part, nn.Module)
         ]
-        if not parts and getattr(target, "transformer", "none") is None:
+        if not parts and any(getattr(target, name, "none") is None for name in PARTS):
             raise TypeError(
-                f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
+                f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to "
+                "(modular pipelines: load_components() first)")
         if isinstance(target, (str, os.PathLike)):
             raise TypeError(
                 "esa.apply takes a pipeline or a transformer, not a name: "

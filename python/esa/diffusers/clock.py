@@ -8,7 +8,8 @@ then `("uncond")`) or once per step with both branches in the batch (CogVideoX).
  1. `Clock.pin(step, branch)`, for loops that are not a pipeline's;
  2. the cache context, if it carries `step_index` (Wan in newer diffusers);
  3. the pipeline: `_current_timestep` is an element of `scheduler.timesteps`, and its index is the step. Only addresses
-    are compared; nothing is read from the GPU;
+    are compared; nothing is read from the GPU. A modular pipeline has no such attribute, but its scheduler counts the
+    steps it has taken (`step_index`);
  4. the timestep given to the transformer: another value is another step, a larger one another video (timesteps
     descend). Reading it waits for a GPU once per forward.
 
@@ -61,6 +62,7 @@ class Clock:
 
     def __init__(self, pipe: Any = None, steps: int | None = None) -> None:
         self.pipe, self.given_steps = pipe, steps
+        self.modular = any(kind.__name__ == "ModularPipeline" for kind in type(pipe).__mro__)
         self.context: Context | None = None
         self.video = self.step = -1
         self._pinned: tuple[int, int] | None = None
@@ -100,8 +102,20 @@ class Clock:
         timesteps = self._scheduler_timesteps()
         # A scheduler that was never asked for steps holds all its training steps: that says nothing.
         if torch.is_tensor(timesteps) and getattr(getattr(self.pipe, "scheduler", None), "num_inference_steps", None):
-            return int(timesteps.numel())
+            return int(timesteps.numel()) - (self._begin() if self.modular else 0)
         return None
+
+    def _begin(self) -> int:
+        """The first step of the scheduler that runs."""
+        return int(getattr(self.pipe.scheduler, "begin_index", None) or 0)
+
+    def _counted(self, timesteps: Any) -> int | None:
+        """Steps that the scheduler of a modular pipeline has taken in this video, None if it does not count them."""
+        scheduler = getattr(self.pipe, "scheduler", None)
+        if not self.modular or not torch.is_tensor(timesteps) or not hasattr(scheduler, "step_index"):
+            return None
+        taken = scheduler.step_index
+        return 0 if taken is None else max(0, int(taken) - self._begin())
 
     def _branch(self, repeated: int) -> int:
         if self.context is None:
@@ -157,6 +171,9 @@ class Clock:
                 return step, fresh or step < self.step
             another, self._mark = now is not self._mark, now
             return (0 if fresh else self.step + another), fresh
+        counted = self._counted(timesteps)
+        if counted is not None:
+            return counted, fresh or counted < self.step
         value = _value(timestep)
         last, self._mark = self._mark, value
         if fresh or not isinstance(last, float) or value is None:

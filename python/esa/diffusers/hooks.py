@@ -50,7 +50,9 @@ class RootHook:
         sizes = family.sizes(module.config, inputs)
         mask = inputs.get(family.text_mask) if family.text_mask is not None else None
         ids = inputs.get(family.ids) if family.ids is not None and not sizes[0] else None
-        hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask, ids,
+        rows = inputs.get(family.rows) if family.rows is not None else None
+        level = timestep if family.noise is None else family.noise(inputs)
+        hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, level, mask, ids, rows,
                                                     list(sizes))
         changed = {"hidden_states": hidden_states}
         if self.reorders:               # per-token arguments are ordered as the tokens are

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch operators through which a compiled or eager model reaches a run.
 
-    esa::session_enter(handle, which, hidden_states, timestep?, text_mask?, ids?, sizes) -> hidden_states
+    esa::session_enter(handle, which, hidden_states, timestep?, text_mask?, ids?, rows?, sizes) -> hidden_states
     esa::session_attention(handle, layer, query, key, value, mask?) -> out                    (B, N, H, D) in and out
     esa::session_order(handle, x, dim, back) -> x with its tokens ordered, or put back        (reorder.py)
 
@@ -62,17 +62,18 @@ def _(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch
 
 @functools.partial(torch.library.custom_op, "esa::session_enter", mutates_args=(), **_TAGS,
                    schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, "
-                   "Tensor? ids, SymInt[] sizes) -> Tensor")
+                   "Tensor? ids, Tensor? rows, SymInt[] sizes) -> Tensor")
 def _session_enter(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor,
                    timestep: torch.Tensor | None, text_mask: torch.Tensor | None, ids: torch.Tensor | None,
-                   sizes: Sequence[int]) -> torch.Tensor:
-    _find(handle).enter(int(which), sizes, hidden_states.device, timestep, text_mask, ids)
+                   rows: torch.Tensor | None, sizes: Sequence[int]) -> torch.Tensor:
+    _find(handle).enter(int(which), sizes, hidden_states.device, timestep, text_mask, ids, rows)
     return hidden_states.clone()
 
 
 @_session_enter.register_fake
 def _(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor, timestep: torch.Tensor | None,
-      text_mask: torch.Tensor | None, ids: torch.Tensor | None, sizes: Sequence[int]) -> torch.Tensor:
+      text_mask: torch.Tensor | None, ids: torch.Tensor | None, rows: torch.Tensor | None,
+      sizes: Sequence[int]) -> torch.Tensor:
     return torch.empty_like(hidden_states)
 
 
@@ -90,4 +91,4 @@ def _(handle: torch.Tensor, x: torch.Tensor, dim: int, back: bool) -> torch.Tens
 # Inputs may require gradients (a model used without no_grad); only asking for them is an error.
 _session_attention.register_autograd(refuse_backward)
 _session_order.register_autograd(refuse_backward)
-_session_enter.register_autograd(lambda ctx, gradient: (None, None, gradient, None, None, None, None))
+_session_enter.register_autograd(lambda ctx, gradient: (None, None, gradient, None, None, None, None, None))

@@ -23,7 +23,7 @@ from .families import Family, Geometry
 from .hooks import install
 from .sessions import Key, Sessions
 from .step_cache import StepCache, check_parallel
-from .tokens import grid_of_positions, text_behind, valid_tokens
+from .tokens import grid_of_positions, text_behind, valid_tokens, video_of_rows
 
 # Guidance passes a transformer may have; a session keeps masks apart by them. Files know the usual two.
 _BRANCHES, _FILE_BRANCHES = 4, 2
@@ -64,7 +64,7 @@ class Run:
         self.skipped: set[int] = set()                              # and those that the step cache left out
         self._entered = -1                                          # the clock's number of that video
         self._expected: Geometry | None = None                      # of the forward in hand
-        self._positions: tuple[Any, torch.Tensor, tuple[int, int, int]] | None = None
+        self._positions: tuple[Any, Any, Geometry] | None = None
         self._video = -1                                            # the clock's number of the sessions' video
         self._steps_now: int | None = None
         self._guided = 0                                            # _guided_half of that video
@@ -142,11 +142,12 @@ class Run:
     # ---- one forward of a transformer
 
     def enter(self, which: int, sizes: Sequence[int], device: torch.device, timestep: torch.Tensor | None,
-              text_mask: torch.Tensor | None, ids: torch.Tensor | None) -> None:
+              text_mask: torch.Tensor | None, ids: torch.Tensor | None, rows: torch.Tensor | None) -> None:
         """Before each forward: transformer number `which` is about to run on tokens of these sizes (families.Sizes)."""
         install(self, which)                # processors may have been exchanged since (fuse_qkv_projections does)
         t, h, w, front, back = (int(size) for size in sizes)
-        self._expected = self.geometry = geometry = Geometry((t, h, w) if t else self._grid(ids), front, back)
+        told = Geometry((t, h, w), front, back) if t else self._placed(ids, rows, front, back)
+        self._expected = self.geometry = geometry = told
         self.moment = moment = self.clock.tick(timestep)
         if moment.video != self._entered:
             self._entered = moment.video
@@ -168,16 +169,15 @@ class Run:
             self._keep_lengths(
                 text_mask.sum(dim=tuple(range(1, text_mask.ndim)), dtype=torch.int32) + geometry.video)
 
-    def _grid(self, ids: torch.Tensor | None) -> tuple[int, int, int]:
-        """The grid of tokens at these positions, read once per tensor."""
-        what = str(self.family.ids)
-        mark = None if ids is None else (ids.data_ptr(), ids.shape, ids.stride(),
-                                         0 if ids.is_inference() else ids._version)
-        if ids is None or self._positions is None or self._positions[0] != mark:
-            # The tensor is kept, so that another cannot get its address.
-            grid = grid_of_positions(ids, what)
-            assert ids is not None
-            self._positions = (mark, ids, grid)
+    def _placed(self, ids: torch.Tensor | None, rows: torch.Tensor | None, front: int, back: int) -> Geometry:
+        """The geometry of tokens at these positions, read once per tensor."""
+        mark = None if ids is None else (_mark(ids), None if rows is None else _mark(rows))
+        if mark is None or self._positions is None or self._positions[0] != mark:
+            what = str(self.family.ids)
+            told = (Geometry(grid_of_positions(ids, what), front, back) if self.family.rows is None else
+                    video_of_rows(ids, rows, what, self.family.rows))
+            # The tensors are kept, so that others cannot get their addresses.
+            self._positions = (mark, (ids, rows), told)
         return self._positions[2]
 
     def _keep_lengths(self, valid: torch.Tensor) -> None:
@@ -279,6 +279,12 @@ class Run:
             return scale > 1
         return None if guides is None else bool(guides)
 
+    def _passes(self) -> int | None:
+        """The calls that the guiders of a pipeline make at this step, None if it has none."""
+        guiders = (getattr(self.clock.pipe, name, None) for name in ("guider", "audio_guider"))
+        counts = [getattr(guider, "num_conditions", None) for guider in guiders]
+        return max((n for n in counts if isinstance(n, int)), default=None)
+
     # ---- sessions
 
     def _step_branches(self) -> int:
@@ -286,8 +292,13 @@ class Run:
         not split is one call, and so is a step of a pipeline of diffusers that does not say whether it guides
         (HunyuanVideo)."""
         pipe = self.clock.pipe
-        if not self.config.spends_work or self.record is not None or pipe is None:
+        if not self.config.spends_work or self.record is not None:
             return 0
+        if not self.family.guided:
+            return 1
+        passes = self._passes()
+        if pipe is None or passes:
+            return min(passes or 0, _BRANCHES)
         guides = self._guides()
         if guides is None and not any(kind.__name__ == "DiffusionPipeline" for kind in type(pipe).__mro__):
             return 0
@@ -310,7 +321,17 @@ class Run:
         if self.record is not None or self.config.selector == "dense" or (
                 self.moment.steps is None and self.config.carry == "auto"):
             return ()
-        return self.config.anchors(self._steps_now)
+        return self.config.anchors(self._steps_now, self._switch(self._steps_now))
+
+    def _switch(self, steps: int) -> int | None:
+        """The step at which the second transformer takes over, None if the pipeline does not say (Wan 2.2 does)."""
+        pipe: Any = self.clock.pipe
+        scheduler = getattr(pipe, "scheduler", None)
+        ratio = getattr(getattr(pipe, "config", None), "boundary_ratio", None)
+        timesteps = getattr(scheduler, "timesteps", None)
+        if len(self.transformers) < 2 or ratio is None or not torch.is_tensor(timesteps) or len(timesteps) < steps:
+            return None
+        return int((timesteps[-steps:] >= ratio * scheduler.config.num_train_timesteps).sum())
 
     def _sigma(self, steps: int) -> list[float] | None:
         """Noise levels of the steps, if the pipeline's scheduler has them."""
@@ -324,8 +345,12 @@ class Run:
     def _make(self, key: Key) -> Any:
         # the session sees attention only; the step cache is ours
         config, geometry = self.config.replace(step_cache=0.0) if self.cache else self.config, key.geometry
-        if config.carry == "auto" and not self._anchors():
-            config = config.replace(carry="off")
+        if config.carry != "off":
+            anchors = self._anchors()
+            if not anchors:
+                config = config.replace(carry="off")
+            elif anchors != config.anchors(key.steps):              # one more, at the second transformer's first step
+                config = config.replace(carry=anchors)
         layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):
             path, budget = self._masks.convert(geometry.tokens, layout, config.density)
@@ -383,6 +408,11 @@ class Run:
         self._lengths.clear()
         self._permutations.clear()
         self.moment = self._permutation = self._positions = None
+
+
+def _mark(x: torch.Tensor) -> tuple[Any, ...]:
+    """Tells a tensor with its contents from others, as long as it is kept."""
+    return x.data_ptr(), x.shape, x.stride(), 0 if x.is_inference() else x._version
 
 
 def is_given_first_frame(pipe: Any, family: Family, transformers: Sequence[Any]) -> bool:

@@ -15,11 +15,12 @@ from .cosmos import COSMOS
 from .hunyuan import FRAMEPACK, HUNYUAN, HUNYUAN_15
 from .images import FLUX, FLUX2, QWEN_IMAGE, SD3
 from .ltx import LTX, LTX2
+from .minimax import MINIMAX_H3
 from .mochi import MOCHI
 from .wan import SKYREELS, WAN, WAN_ANIMATE, WAN_VACE
 
 FAMILIES: tuple[Family, ...] = (WAN, WAN_VACE, WAN_ANIMATE, SKYREELS, COGVIDEOX, HUNYUAN, HUNYUAN_15, FRAMEPACK, LTX,
-                                LTX2, MOCHI, COSMOS, FLUX, FLUX2, QWEN_IMAGE, SD3)
+                                LTX2, MINIMAX_H3, MOCHI, COSMOS, FLUX, FLUX2, QWEN_IMAGE, SD3)
 _registered: dict[str, Family] = {}
 
 

@@ -57,8 +57,12 @@ class Family:
         (t, h, w, text in front, text behind) of a call, from the transformer's config and the arguments of its forward
         by name. torch.compile traces it: shapes and Python numbers only. One text may be REST. t = 0: `ids` tells the
         grid.
-    ids
-        Name of the forward argument with the position (t, h, w) of each token (tokens.py), read once per tensor.
+    ids, rows
+        Name of the forward argument with the position (t, h, w) of each token (tokens.py), read once per tensor. rows:
+        that of the argument with the rows of the sequence that are video, where positions are those of all tokens.
+    noise(inputs)
+        The noise level of the forward as a tensor, which falls from step to step, where the argument timestep is
+        something else. torch.compile traces it.
     text_mask
         Name of the forward argument that marks valid text tokens, which come first. None: all are valid, or the mask
         comes with the attention call.
@@ -73,6 +77,8 @@ class Family:
         called image-to-video count as well.
     batched
         True if guidance doubles the batch; else each branch is a call of its own.
+    guided
+        False if the model never has guidance: one call per step.
     """
     name: str
     transformer_classes: tuple[str, ...]
@@ -80,12 +86,15 @@ class Family:
     sizes: Callable[[Any, Mapping[str, Any]], Sizes]
     pipelines: tuple[str, ...] = ()
     ids: str | None = None
+    rows: str | None = None
+    noise: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
     text_mask: str | None = None
     processor: type["Processor"] | None = None
     replaces: tuple[str, ...] = ()
     around: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     first_frame: Callable[[Any], bool] | None = None
     batched: bool = False
+    guided: bool = True
 
     def modules(self, transformer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The self-attention modules with their names, in the order they run."""
