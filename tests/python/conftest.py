@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the Python tests: one thread per process (the machine runs other stages beside), seeds that are printed,
 slow tests on demand."""
+import importlib.metadata
 import os
 import pathlib
 import sys
@@ -11,6 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "compat" / "mindiesd")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no network: whatever a test needs is made here
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+
+# Models that the diffusers of requirements-036.txt does not have yet.
+collect_ignore = ["test_minimax_h3.py"] if importlib.metadata.version("diffusers").startswith("0.3") else []
 
 
 def pytest_addoption(parser):

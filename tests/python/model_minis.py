@@ -249,7 +249,7 @@ def minimax_h3(name="minimax_h3", keyframes=("first", ), batch=1, text=TEXT, gri
     t, h, w = grid
     model = diffusers.MiniMaxH3Transformer3DModel(
         num_attention_heads=HEADS, attention_head_dim=DIM, hidden_size=48, num_layers=2, num_refiner_layers=2,
-        ffn_dim=64, in_channels=4, audio_in_channels=6, text_dim=16, freq_dim=16, time_embed_hidden_dim=24,
+        ffn_dim=64, in_channels=4, audio_in_channels=8, text_dim=16, freq_dim=16, time_embed_hidden_dim=24,
         time_embed_dim=16, rope_freq_dim=4)
     sound = 9
     tags = torch.ones(text, dtype=torch.long)
@@ -258,7 +258,7 @@ def minimax_h3(name="minimax_h3", keyframes=("first", ), batch=1, text=TEXT, gri
         tags, t, 2 * h, 2 * w, sound, (1, 2, 2), 2, 2, 0, keyframes)
     times, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(video, audio, given, given_sound, text, 0.1, 0.3,
                                                                    0.999, 1.0)
-    inputs = {"hidden_states": torch.randn(batch, len(video), 16), "audio_hidden_states": torch.randn(batch, 18, 6),
+    inputs = {"hidden_states": torch.randn(batch, len(video), 16), "audio_hidden_states": torch.randn(batch, 18, 8),
               "encoder_hidden_states": words(batch, text), "timestep": times, "timestep_indices": indices,
               "token_tags": tags, "position_ids": places, "video_indices": video, "audio_indices": audio,
               "text_indices": words_at}

@@ -87,7 +87,7 @@ class Family:
     pipelines: tuple[str, ...] = ()
     ids: str | None = None
     rows: str | None = None
-    noise: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
+    noise: Callable[[Mapping[str, Any]], torch.Tensor | None] | None = None
     text_mask: str | None = None
     processor: type["Processor"] | None = None
     replaces: tuple[str, ...] = ()

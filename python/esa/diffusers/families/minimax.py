@@ -19,10 +19,12 @@ def _sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
     return 0, 0, 0, 0, 0                                        # position_ids and video_indices tell
 
 
-def _noise(inputs: Mapping[str, Any]) -> torch.Tensor:
+def _noise(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """That of the target video, whose rows are the last."""
-    row = inputs["video_indices"][-1:]
-    return 1 - inputs["timestep"].index_select(0, inputs["timestep_indices"].index_select(0, row))
+    levels, places, rows = (inputs.get(name) for name in ("timestep", "timestep_indices", "video_indices"))
+    if levels is None or places is None or rows is None:
+        return None                                             # the model itself reports what is missing
+    return 1 - levels.index_select(0, places.index_select(0, rows[-1:]))
 
 
 MINIMAX_H3 = Family(
