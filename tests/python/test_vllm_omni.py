@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa inside vLLM-Omni 0.30.0 from PyPI, in processes of its own (hosts/omni_checks.py, hosts/omni_ulysses.py)."""
+"""esa inside vLLM-Omni 0.30.0 and 0.32.0rc1 from PyPI, in processes of its own (hosts/omni_checks.py, hosts/omni_ulysses.py)."""
 import os
 import pathlib
 import socket
@@ -13,9 +13,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "python")}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = wheels.unpacked(tmp_path_factory.mktemp("omni"), "vllm_omni", "vllm-omni==0.30.0", "einops==0.8.2")
+@pytest.fixture(scope="module", params=["0.30.0", "0.32.0rc1"])
+def folder(request, tmp_path_factory):
+    folder = wheels.unpacked(tmp_path_factory.mktemp("omni"), "vllm_omni", f"vllm-omni=={request.param}",
+                             "einops==0.8.2")
     wheels.write_entry_points(folder)
     return folder
 

@@ -9,6 +9,7 @@ import dataclasses
 import torch
 
 from ..core.library import EsaError
+from ..core.packed import run_of, target_video
 from .families.base import Geometry
 
 
@@ -25,8 +26,8 @@ def grid_of_positions(positions: torch.Tensor | None, what: str) -> tuple[int, i
     if x.ndim != 2 or x.shape[1] not in (3, 4) or not len(x):
         raise EsaError(f"esa cannot tell the grid of the tokens from positions of the shape {tuple(positions.shape)}")
     x = x[:, :3].cpu()
-    width = _run(x[:, :2])
-    frame = _run(x[:, :1])
+    width = run_of(x[:, :2])
+    frame = run_of(x[:, :1])
     if frame % width or not torch.equal(x[:frame, 2].view(-1, width), x[:width, 2].expand(frame // width, width)):
         raise EsaError(f"esa knows tokens in rows and columns only; {what} gives rows of {width} in frames of {frame}")
     frames = 1
@@ -36,37 +37,12 @@ def grid_of_positions(positions: torch.Tensor | None, what: str) -> tuple[int, i
 
 
 def video_of_rows(positions: torch.Tensor | None, rows: torch.Tensor | None, what: str, which: str) -> Geometry:
-    """The target video of a packed sequence: positions are [tokens, 3], rows the tokens that are video, pictures and
-    clips for conditioning first. The target is the last of the clips that rows name: frames of equal size, in the order
-    of time, without other tokens between. All tokens beside it are text to esa."""
-    if positions is None or rows is None or positions.ndim != 2 or positions.shape[1] != 3 or rows.ndim != 1:
-        raise EsaError(f"esa needs {what} [tokens, 3] and {which} [video tokens] to tell the grid of the tokens")
-    last = rows.detach().cpu()
-    if not len(last):
-        raise EsaError(f"esa cannot tell the grid of the tokens: {which} is empty")
-    breaks = (last[1:] != last[:-1] + 1).nonzero()
-    first = int(last[int(breaks[-1]) + 1 if len(breaks) else 0])
-    x = positions.detach().cpu()[first:int(last[-1]) + 1].flip(0)
-    frame = _run(x[:, :1])
-    width = _run(x[:frame, :2])
-    place = x[:frame, 1:]
-    if frame % width or not torch.equal(place[:, 1].view(-1, width), place[:width, 1].expand(frame // width, width)):
-        raise EsaError(f"esa knows tokens in rows and columns only; {what} gives rows of {width} in frames of {frame}")
-    frames = 1
-    while True:                                         # backwards in time
-        other = x[frames * frame:(frames + 1) * frame]
-        if not torch.equal(other[:, 1:], place) or _run(other[:, :1]) != frame or other[0, 0] >= x[
-                frames * frame - 1, 0]:
-            break
-        frames += 1
-    end = int(last[-1]) + 1
-    return Geometry((frames, frame // width, width), end - frames * frame, len(positions) - end)
-
-
-def _run(x: torch.Tensor) -> int:
-    """How many of the first rows are equal."""
-    other = (x != x[0]).any(1).nonzero()
-    return int(other[0]) if len(other) else len(x)
+    """The geometry of a packed sequence whose video tokens are `rows`. All tokens beside the target video are text to
+    esa."""
+    grid, front = target_video(positions, rows, what, which)
+    assert positions is not None
+    geometry = Geometry(grid, front)
+    return dataclasses.replace(geometry, text_back=len(positions) - geometry.tokens)
 
 
 def valid_tokens(mask: torch.Tensor, geometry: Geometry, batch: int) -> torch.Tensor:

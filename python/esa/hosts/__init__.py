@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 _SGLANG = "sglang.multimodal_gen.runtime.platforms.cuda.CudaPlatformBase.get_attn_backend_cls_str"
+_SGLANG_H3 = ("sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.minimax_h3.denoise_loop."
+              "minimax_h3_denoise_loop")
 
 
 def register_sglang() -> None:
-    """The entry point for SGLang: one hook, which SGLang applies when its platform is ready. It is here and not in
+    """The entry point for SGLang: two hooks, which SGLang applies when its platform is ready. They are here and not in
     `sglang`, because SGLang loads plugins before it may import what that module imports."""
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
     HookRegistry.register(_SGLANG, _resolve_sglang, HookType.AROUND)
+    HookRegistry.register(_SGLANG_H3, _loop_sglang, HookType.AROUND)
 
 
 def _resolve_sglang(original: Any, cls: Any, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
@@ -22,3 +25,10 @@ def _resolve_sglang(original: Any, cls: Any, selected_backend: Any, *args: Any, 
     if getattr(selected_backend, "name", None) == "RAIN_FUSION_ATTN":
         return "esa.hosts.sglang.EsaBackend"
     return str(original(cls, selected_backend, *args, **kwargs))
+
+
+def _loop_sglang(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around MiniMax-H3's loop over the steps of a video, which knows what its attention calls do not."""
+    from .sglang import packed_video
+    with packed_video(kwargs):
+        return original(*args, **kwargs)

@@ -158,7 +158,8 @@ class HostRun:
 
     def attention(self, layer: int, q: Any, k: Any, v: Any, *, layout: Layout, step: int, steps: int | None = None,
                   branch: Hashable = None, scale: float | None = None, heads: tuple[int, int] = (0, 0),
-                  sigma: tuple[float, ...] | None = None, input_layout: str = "BSND", out: Any = None) -> Any:
+                  sigma: tuple[float, ...] | None = None, step_branches: int = 0, input_layout: str = "BSND",
+                  out: Any = None) -> Any:
         """One self-attention call.
 
         layout
@@ -167,22 +168,24 @@ class HostRun:
             Where the model is; steps None: unknown, a Dense error if the config needs it.
         branch
             The host's name of the guidance branch; None: calls of a layer within one step are counted.
+        step_branches
+            How many of them run at each step, which share the price of masks; 0: not known, so two.
 
         A call that cannot be sparse is a Dense error, whatever config.strict says: the host decides what to do then.
         """
         try:
-            return self._attention(layer, q, k, v, layout, step, steps, branch, scale, heads, sigma, input_layout, out)
+            return self._attention(layer, q, k, v, layout, step, branch, (steps, scale, heads, sigma, step_branches),
+                                   input_layout, out)
         except (EsaError, ValueError) as error:
             # Hosts log a reason once, so it does not name the layer and the step.
             raise Dense(_PLACE.sub("", str(error))) from error
 
-    def _attention(self, layer: int, q: Any, k: Any, v: Any, layout: Layout, step: int, steps: int | None,
-                   branch: Hashable, scale: float | None, heads: tuple[int, int], sigma: tuple[float, ...] | None,
-                   input_layout: str, out: Any) -> Any:
-        key = (layout, steps, scale, heads, sigma, q.device, q.shape[-1])
+    def _attention(self, layer: int, q: Any, k: Any, v: Any, layout: Layout, step: int, branch: Hashable,
+                   facts: tuple[Any, ...], input_layout: str, out: Any) -> Any:
+        key = (layout, *facts, q.device, q.shape[-1])
         if key != self._key:
             self.session = self._key = None         # the old one goes first: both would hold GPU memory
-            self.session = self._make(layout, steps, scale, heads, sigma, q.device)
+            self.session = self._make(layout, *facts, q.device)
             self._key, self._step = key, -1
         if step < self._step or self._step < 0:
             self.session.begin()                    # type: ignore[union-attr]
@@ -207,7 +210,7 @@ class HostRun:
         return number
 
     def _make(self, layout: Layout, steps: int | None, scale: float | None, heads: tuple[int, int],
-              sigma: tuple[float, ...] | None, device: Any) -> Session:
+              sigma: tuple[float, ...] | None, step_branches: int, device: Any) -> Session:
         config = self.config
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
@@ -218,7 +221,7 @@ class HostRun:
         # A session that is not strict would run dense by itself, and the host could not say why.
         return Session(config.replace(strict=True), layers=self.layers, steps=steps or _OPEN_ENDED, branches=branches,
                        layout=order_of(config, layout), scale=scale, heads=heads, device=device,
-                       sigma=sigma if config.spends_work else None)
+                       sigma=sigma if config.spends_work else None, step_branches=step_branches)
 
     @property
     def steps(self) -> int | None:

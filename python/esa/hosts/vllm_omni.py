@@ -26,6 +26,7 @@ from vllm_omni.platforms import current_omni_platform
 
 from ..core.layout import Layout
 from ..core.library import load
+from . import omni_capabilities
 from .run import SETTINGS, Dense, Model, Models, check_settings, config_of, rain_fusion
 
 logger = init_logger(__name__)
@@ -70,6 +71,32 @@ class EsaBackend(AttentionBackend):
             context, count = shared_context(torch.cuda.current_device()), ctypes.c_int32()
             context.run(context.lib.c.esa_device_count, context.ptr, ctypes.byref(count))
 
+    # ---- what the host asks before it runs anything (from 0.31 on; masks always)
+
+    @classmethod
+    def resolve_capabilities(cls, context: Any) -> Any:
+        """Ulysses yes, ring no, self-attention only; the host's dense backend computes cross-attention."""
+        if omni_capabilities.is_cross(context.computation):
+            return _dense_backend(context.head_dim).resolve_capabilities(context)
+        return omni_capabilities.path(NAME, context, omni_capabilities.limit(NAME, context))
+
+    @classmethod
+    def supports_attention_mask(cls, attention_spec: Any = None) -> bool:
+        """Calls with a mask go to the dense backend; so do those of the next three kinds."""
+        return bool(_dense_backend().supports_attention_mask())
+
+    @classmethod
+    def supports_cross_kv_mask(cls, attention_spec: Any = None) -> bool:
+        return bool(_dense_backend().supports_cross_kv_mask())
+
+    @classmethod
+    def supports_cross_pair_mask(cls, attention_spec: Any = None) -> bool:
+        return bool(_dense_backend().supports_cross_pair_mask())
+
+    @classmethod
+    def supports_cross_head_geometry(cls, q_heads: int, kv_heads: int) -> bool:
+        return bool(_dense_backend().supports_cross_head_geometry(q_heads, kv_heads))
+
     @staticmethod
     def get_supported_head_sizes() -> list[int]:
         return []                           # any up to 256
@@ -88,8 +115,10 @@ class EsaImpl(AttentionImpl):
 
     def __init__(self, num_heads: int, head_size: int, softmax_scale: float, causal: bool = False,
                  num_kv_heads: int | None = None, prefix: str = "", qkv_layout: str | None = None,
-                 backend_kwargs: dict[str, Any] | None = None, role: str = "self", **extra: Any) -> None:
+                 backend_kwargs: dict[str, Any] | None = None, role: str = "self", computation: Any = None,
+                 **extra: Any) -> None:
         given = backend_kwargs or {}
+        cross = role == "cross" or omni_capabilities.is_cross(computation)
         esa, self.steps = _settings(role)
         self.sparsity, self.precision = float(given.get("sparsity", 0.0)), str(given.get("precision", "bf16"))
         self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
@@ -106,14 +135,14 @@ class EsaImpl(AttentionImpl):
         # The host's settings count layers by their names; sessions need a number of its own for each.
         self.model: Model | None = None
         self.number = 0
-        if role != "cross":
+        if not cross:
             self.model, self.number = _models.place((prefix, role))
         if self.enabled:
             self._check(causal)
-        dense = _load(current_omni_platform.get_diffusion_attn_backend_cls(None, head_size))
-        self.dense = dense.get_impl_cls()(num_heads=num_heads, head_size=head_size, softmax_scale=softmax_scale,
-                                          causal=causal, num_kv_heads=num_kv_heads, prefix=prefix,
-                                          qkv_layout=qkv_layout)
+        self.dense = _dense_backend(head_size).get_impl_cls()(
+            num_heads=num_heads, head_size=head_size, softmax_scale=softmax_scale, causal=causal,
+            num_kv_heads=num_kv_heads, prefix=prefix, qkv_layout=qkv_layout, role=role,
+            **({} if computation is None else {"computation": computation}))
 
     def _check(self, causal: bool) -> None:
         parallel = getattr(get_current_diffusion_config_or_none(), "parallel_config", None)
@@ -137,7 +166,19 @@ class EsaImpl(AttentionImpl):
             reason.report(f"{NAME} on esa", self.config.strict, functools.partial(logger.warning_once, "%s"))
         return self.dense.forward(query, key, value, attn_metadata)
 
-    def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def resolve_execution_path(self, context: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                               attn_metadata: Any) -> Any:
+        """Which way a call goes: esa's, or that of the host's dense backend."""
+        try:
+            self._plan(query, key, attn_metadata)
+        except Dense as reason:
+            if self.config.strict and not reason.by_policy:
+                return omni_capabilities.path(NAME, context, str(reason))
+            return self.dense.resolve_execution_path(context, query, key, value, attn_metadata)
+        return omni_capabilities.path(NAME, context, omni_capabilities.limit(NAME, context))
+
+    def _plan(self, query: torch.Tensor, key: torch.Tensor, metadata: Any) -> tuple[Layout, int, int, int | None]:
+        """Layout and number of tokens of a sparse call, its step, and the number of steps; Dense if it cannot be."""
         step, steps = self._moment()
         # Cross-attention carries no metadata: it is dense by nature.
         if metadata is None or self.model is None or key.shape[1] != query.shape[1]:
@@ -147,6 +188,11 @@ class EsaImpl(AttentionImpl):
             raise Dense("this layer does not say that its tensors are BSND (qkv_layout)")
         if step is None:
             raise Dense("the forward context has no step (denoise_step_idx)")
+        return layout, used, step, steps
+
+    def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
+        layout, used, step, steps = self._plan(query, key, metadata)
+        assert self.model is not None
         run = self.model.run(self.config)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         run.attention(self.number, query[:, :used], key[:, :used], value[:, :used], layout=layout, step=step,
@@ -183,9 +229,10 @@ class EsaImpl(AttentionImpl):
         return (first, get_tensor_model_parallel_world_size() * self.num_heads)
 
 
-def _load(path: str) -> Any:
+def _dense_backend(head_size: int | None = None) -> Any:
+    """The host's backend for what stays dense: the platform's usual one."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
-    return resolve_obj_by_qualname(path)
+    return resolve_obj_by_qualname(current_omni_platform.get_diffusion_attn_backend_cls(None, head_size or 128))
 
 
 def _layout_of(metadata: Any, tokens: int, least: int) -> tuple[Layout, int]:
@@ -200,7 +247,11 @@ def _layout_of(metadata: Any, tokens: int, least: int) -> tuple[Layout, int]:
     clips = tuple(sorted(video.video_spans, key=lambda span: span.start))
     if clips:
         length, used = sum(math.prod(span.latent_grid) for span in clips), video.used_len
-        layout = Layout(spans=tuple((span.start, tuple(span.latent_grid)) for span in clips))
+        if len(clips) == 1 and used is not None:        # one clip is a video with text beside it
+            layout = Layout(grid=tuple(clips[0].latent_grid), text_front=clips[0].start,
+                            text_back=used - clips[0].start - length)
+        else:
+            layout = Layout(spans=tuple((span.start, tuple(span.latent_grid)) for span in clips))
     elif video.latent_grid is not None and video.prefix_len is not None:
         length = math.prod(video.latent_grid)
         used = video.prefix_len + length

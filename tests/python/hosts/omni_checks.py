@@ -205,4 +205,62 @@ for precision, bits in (("bf16", 16), ("mix", 8), ("fp8", 8)):
     assert layer(sparse(sparsity=0.5, precision=precision)).attention.config.precision == bits
 kept = layer(sparse({"selector": "rf_v2", "sparsity": 0.5, "steps16_first": 1}, precision="mix")).attention.config
 assert (kept.precision, kept.steps16_first) == (8, 1)
+# ---- one clip is a video with text beside it: the order of esa.apply, which several clips cannot have
+one = random(40 + TOKENS + 25, seed=4)
+clip = {"used_len": 40 + TOKENS + 25, "video_spans": (VideoTokenSpan(40, GRID, "target"),)}
+own = sparse({"selector": "error", "budget": 0.5, "carry": "off", "warmup_frac": 0, "steps": 4})
+module = layer(own)
+out = call(module, own, 0, *one, **clip)
+session = esa.Session(module.attention.config.replace(strict=True), layers=1, steps=4, scale=DIM**-0.5, device="cpu",
+                      layout=esa.Layout(grid=GRID, text_front=40, text_back=25, order="adaptive"), branches=4)
+session.begin()
+session.step(0)
+assert torch.equal(out, session.attention(0, *one, input_layout="BSND")) and session.stats().sparse_calls == 1
+# ---- a mask of the text in cross-attention goes to the host's dense backend, with this backend chosen for all roles
+masked = layer(wan, role="cross")
+keys = torch.arange(40)[None] < 33
+out = call(masked, wan, 0, q, k[:, :40], v[:, :40], metadata=AttentionMetadata(attn_mask=keys))
+assert close(out, esa.attention(q, k[:, :33], v[:, :33], input_layout="BSND", scale=DIM**-0.5))
+# ---- what newer versions ask (capabilities)
+try:
+    from vllm_omni.diffusion.attention import capabilities as ask
+except ImportError:
+    ask = None
+if ask is not None:
+    def context(**words):
+        return ask.ExecutionContext(platform="cuda", head_dim=DIM, q_heads=HEADS, kv_heads=HEADS, **words)
+
+    def answer(**words):
+        found = ours.EsaBackend.resolve_capabilities(context(**words))
+        return found.support.status.value, found.support.reason, found.backend
+
+    for strategy in ask.ParallelStrategy:
+        status, reason, name = answer(parallel_strategy=strategy)
+        assert (status == "supported") == (strategy.value in ("none", "ulysses")), strategy
+        assert name == "RAINFUSION_ATTN" and (reason is None or "use Ulysses" in reason)
+    for words, why in (({"causal": True}, "bidirectional"), ({"paged_kv": True}, "paged KV")):
+        assert answer(**words)[0] == "unsupported" and why in answer(**words)[1]
+    assert answer(computation=ask.AttentionComputation.CROSS)[2] == "SDPA"
+    eager = ours.EsaBackend.resolve_capabilities(context())
+    assert eager.requested_support(context(require_fullgraph=True)).status.value == "unsupported"
+
+    def way(module, settings, step=0, metadata=None, tensors=(q, k, v)):
+        metadata = metadata or AttentionMetadata(video_layout=VideoTokenLayout(
+            prefix_len=0, latent_grid=GRID, used_len=TOKENS))
+        with set_forward_context(omni_diffusion_config=settings, denoise_step_idx=step):
+            found = module.resolve_execution_path(context(), *tensors, metadata)
+        return found.backend, found.path, found.support.status.value
+
+    ours_way = ("RAINFUSION_ATTN", "esa_block_sparse", "supported")
+    assert way(layer(wan), wan) == ours_way
+    assert way(layer(timed), timed, 1)[0] == "SDPA" and way(layer(timed), timed, 3)[0] == "SDPA"    # no total: dense
+    assert way(layer(wan), wan, metadata=AttentionMetadata())[0] == "SDPA"
+    assert way(layer(strict), strict, metadata=AttentionMetadata())[::2] == ("RAINFUSION_ATTN", "unsupported")
+    # cross-attention by its own argument, masked keys included: the host's dense backend
+    cross = layer(wan, computation="cross", cross_mask_kind="kv")
+    assert cross.attention.model is None and way(cross, wan, tensors=(q, k[:, :40], v[:, :40]))[0] == "SDPA"
+    valid = torch.arange(40)[None] < 33
+    with set_forward_context(omni_diffusion_config=wan, denoise_step_idx=0), torch.no_grad():
+        out = cross(q, k[:, :40], v[:, :40], AttentionMetadata.for_cross_kv_mask(valid))
+    assert close(out, esa.attention(q, k[:, :33], v[:, :33], input_layout="BSND", scale=DIM**-0.5))
 print("vLLM-Omni: ok")

@@ -38,7 +38,7 @@ import esa  # noqa: E402
 from esa.hosts import sglang as ours  # noqa: E402
 
 assert ours.EsaBackend.get_enum() is AttentionBackendEnum.RAIN_FUSION_ATTN
-assert not ours.EsaBackend.supports_packed_varlen() and not ours.EsaBackend.supports_ring_rotation()
+assert ours.EsaBackend.supports_packed_varlen() and not ours.EsaBackend.supports_ring_rotation()
 GRID, HEADS, DIM = (8, 8, 20), 2, 32
 TOKENS = 8 * 8 * 20
 said = []

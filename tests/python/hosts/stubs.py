@@ -42,7 +42,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.roots = roots
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in self.roots:
+        if any(name == root or name.startswith(root + ".") for root in self.roots):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -55,6 +55,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install(*roots):
     sys.meta_path.append(_Finder(set(roots)))       # after the real ones: what is installed is used
+
+
+def replace(*roots):
+    """Stands in for parts of a host that are there, and need what is not."""
+    sys.meta_path.insert(0, _Finder(set(roots)))
 
 
 def give(name, **values):

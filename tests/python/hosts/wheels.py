@@ -23,7 +23,8 @@ def unpacked(folder, name, *requirements, platform=()):
     target = folder / name
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(target, [n for n in archive.namelist() if n.endswith((".py", ".txt", "METADATA"))])
+            kept = (".py", ".txt", "METADATA") + ((".so", ) if wheel.name.startswith("msgspec") else ())
+            archive.extractall(target, [n for n in archive.namelist() if n.endswith(kept)])
     return target
 
 
