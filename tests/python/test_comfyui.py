@@ -101,6 +101,57 @@ def test_hunyuan_video_without_a_grid_of_its_own(seed):
     assert patch.layout({comfyui.KEY + "_grid": GRID}, TOKENS + 20).text_back == 20
 
 
+@pytest.mark.parametrize("keyframe", [True, False])
+def test_minimax_h3_keeps_all_but_the_video(keyframe, seed):
+    """Every call over the whole sequence is that of a session whose text in front holds text, keyframe and sound; the
+    refiner's calls are dense without a word, though they have no block."""
+    x, context = inputs(seed)
+    latents = [x, torch.randn(1, 18, 16, generator=torch.Generator().manual_seed(seed))]
+    front = 20 + keyframe * GRID[1] * GRID[2] + 18
+    session = esa.Session(
+        esa.EsaConfig(work=0.95, carry=1, block=16), layers=3, steps=8, device="cpu", step_branches=1,
+        sigma=[1 - i / 8 for i in range(8)], layout=esa.Layout(grid=GRID, text_front=front, order="adaptive"))
+    session.begin()
+    listener, seen = Listener(), []
+    model = host.Patcher(host.MiniMaxH3Model(keyframe=keyframe))
+    model.model_options["transformer_options"][comfyui.OVERRIDE] = listener
+    model = node(model, preset="balanced", selector="error", carry="1", min_tokens=0)
+    patch = patch_of(model)
+    patch.config, attend = patch.config.replace(preset=None, work=0.95), comfyui.Patch.attend
+
+    def spy(self, q, k, v, heads, options, *rest):
+        out = attend(self, q, k, v, heads, options, *rest)
+        seen.append((int(options["block_index"]), q, k, v, out))
+        return out
+
+    patch.attend = spy.__get__(patch)
+    model.sample(latents, context, steps=8, guided=False)
+    assert len(seen) == 3 * 8 and [call[0].shape[2] for call in listener.calls] == [20] * 8
+    for number, (layer, q, k, v, out) in enumerate(seen):
+        session.step(number // 3)
+        want = session.attention(layer, q, k, v, input_layout="BNSD")
+        assert torch.equal(out, want.transpose(1, 2).flatten(2))
+    stats = session.stats()
+    assert stats.sparse_calls == 24 and stats.anchor_calls == 3 and stats.density < 0.95
+
+
+def test_minimax_h3_without_its_video(seed, caplog):
+    """Segments that are not what the latents make: dense, with one line, or an error."""
+    x, context = inputs(seed)
+    latents = [x, torch.zeros(1, 18, 16)]
+
+    class Odd(host.MiniMaxH3Model):
+        patch_size = (1, 2, 4)
+
+    dense = host.Patcher(Odd()).sample(latents, context, guided=False)[0]
+    with caplog.at_level(logging.WARNING, "esa"):
+        out = node(host.Patcher(Odd()), strict=False).sample(latents, context, guided=False)[0]
+    assert torch.equal(out, dense) and len(caplog.records) == 1
+    assert "publishes no video segment of 4x6x4 tokens" in caplog.text
+    with pytest.raises(esa.EsaError, match="esa is strict, but this call would be dense: Odd publishes no video"):
+        node(host.Patcher(Odd())).sample(latents, context, guided=False)
+
+
 def test_other_overrides_are_chained(seed):
     x, context = inputs(seed)
     before, after = Listener(), Listener()

@@ -4,7 +4,8 @@
 It puts a function on the hook `transformer_options["optimized_attention_override"]`. Calls that are not ours (masks,
 cross-attention, short sequences, steps outside of the window) go on to the override that was there before, or to
 ComfyUI's own attention. Grid, layer, sigma and guidance branch come from transformer_options; a wrapper around the
-model adds the grid where a model does not publish one (HunyuanVideo).
+model adds the grid where a model does not publish one (HunyuanVideo). MiniMax-H3 publishes the segments of its packed
+sequence: text, pictures and sound are kept whole, and so are calls of another length (its token refiner).
 
 The folder compat/comfyui declares the node to ComfyUI."""
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .run import Dense, HostRun, carries, config_of
 
 log = logging.getLogger("esa")
 KEY = "esa_sparse_attention"            # of callbacks, wrappers and receipts
+H3 = "minimax_h3_layout"                # of the segments of a packed sequence
 OVERRIDE = "optimized_attention_override"
 # How ComfyUI's own sparse node tells step forecasters which calls were sparse; same keys, same fields.
 RECEIPTS, POLICIES, VERSION = "attention_backend_receipts_v1", "attention_backend_history_v1", 1
@@ -108,8 +110,19 @@ class Patch:
             raise Dense(f"block_index is {index}, the model has {self.layers} blocks")
         return layer
 
+    def packed(self, packed: Any, tokens: int) -> Layout:
+        """Where MiniMax-H3's video is. Its segments are (first token, end, kind), its signature (text, t, h, w, sound)
+        with the size of the latents."""
+        video = next(((start, end) for start, end, kind in packed.segments if kind == "video"), None)
+        t, h, w = (int(n) // p for n, p in zip(packed.signature[1:4], self.patch_size or (1, 2, 2)))
+        if video is None or video[1] - video[0] != t * h * w:
+            raise Dense(f"{self.name} publishes no video segment of {t}x{h}x{w} tokens")
+        return Layout(grid=(t, h, w), text_front=int(video[0]), text_back=tokens - int(video[1]))
+
     def layout(self, options: Any, tokens: int) -> Layout:
         """The grid that the model publishes. Tokens beside it are text or references, which stay dense."""
+        if H3 in options:
+            return self.packed(options[H3], tokens)
         grid = options.get("grid_sizes") or options.get(KEY + "_grid")
         if grid is None:
             raise Dense(f"{self.name} publishes no grid_sizes")
@@ -124,6 +137,8 @@ class Patch:
 
     def attend(self, q: Any, k: Any, v: Any, heads: int, options: Any, skip_reshape: bool, skip_output_reshape: bool,
                scale: float | None) -> torch.Tensor:
+        if H3 in options and options[H3].seq_len != q.shape[2 if skip_reshape else 1]:
+            raise Dense("MiniMax-H3's text alone", by_policy=True)
         step, steps, sigma = self.moment(options)
         layer = self.layer(options)
         if not self.window[0] <= sigma <= self.window[1] or layer in self.dense_layers:
@@ -142,7 +157,8 @@ class Patch:
         for branch, part in self.parts(options, batch, steps):
             self.run.attention(layer, *(x[part] for x in views), layout=layout, step=step, steps=steps, branch=branch,
                                scale=scale, sigma=self.noise(options) if self.config.spends_work else None,
-                               input_layout="BNSD" if skip_reshape else "BSND", out=told[part])
+                               input_layout="BNSD" if skip_reshape else "BSND", out=told[part],
+                               step_branches=1 if H3 in options else 0)         # it is made for runs without guidance
         receipts = options.get(RECEIPTS)
         if receipts is not None:
             receipts.append((KEY, VERSION, id(self), layer, self.kind(steps), tokens, (0, 0), (0, 0)))
@@ -246,8 +262,8 @@ def publish_grid(patch: Patch) -> Any:
 class EsaSparseAttention:
     """The node."""
     CATEGORY, FUNCTION, RETURN_TYPES = "model/patch", "apply", ("MODEL",)
-    DESCRIPTION = ("Sparse attention for video models (Wan, HunyuanVideo): only the key blocks that matter are "
-                   "computed. Short sequences and cross-attention stay as they are.")
+    DESCRIPTION = ("Sparse attention for video models (MiniMax-H3, Wan, HunyuanVideo): only the key blocks that matter "
+                   "are computed. Short sequences and cross-attention stay as they are.")
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:

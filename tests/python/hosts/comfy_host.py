@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small host that behaves as ComfyUI's attention hook does: overrides, boxed tensors, options of Wan and
-HunyuanVideo, model patchers with callbacks and wrappers, a sampling loop. Written from the hook's description, for
+"""A small host that behaves as ComfyUI's attention hook does: overrides, boxed tensors, options of Wan, HunyuanVideo
+and MiniMax-H3, model patchers with callbacks and wrappers, a sampling loop. Written from the hook's description, for
 tests without ComfyUI."""
 import sys
 import types
@@ -35,6 +35,7 @@ class Box:
 
 def attention(q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, skip_output_reshape=False, **kwargs):
     """The host's dense attention."""
+    q, k, v = (x.take() if isinstance(x, Box) else x for x in (q, k, v))
     if not skip_reshape:
         q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     out = sdpa(q, k, v, attn_mask=mask, scale=kwargs.get("scale"))
@@ -113,6 +114,36 @@ class HunyuanVideo(Model):
         return x
 
 
+class MiniMaxH3Model(Model):
+    """Text, a keyframe, sound and video in one sequence, behind a refiner of the text alone; boxed heads; the segments
+    of the sequence among the options. Latents are a list: video and sound."""
+
+    def __init__(self, layers=3, keyframe=True):
+        super().__init__()
+        self.blocks, self.keyframe = nn.ModuleList(nn.Identity() for _ in range(layers)), keyframe
+
+    def attend(self, x, number, transformer_options):
+        q, k, v = (Box(y.unflatten(2, (HEADS, DIM)).transpose(1, 2)) for y in self.project(x, number))
+        y = optimized_attention(q, k, v, HEADS, preferred_attention=None, mask=None, skip_reshape=True,
+                                transformer_options=transformer_options)
+        return x + y[..., :x.shape[-1]]
+
+    def _forward(self, x, timestep, context, transformer_options):
+        video, (t, h, w) = self.patchify(x[0])
+        parts = {"text": context, "cond": video[:, :h * w] if self.keyframe else video[:, :0], "audio": x[1],
+                 "video": video}
+        ends = torch.tensor([y.shape[1] for y in parts.values()]).cumsum(0).tolist()
+        segments = [(a, b, kind) for a, b, kind in zip([0, *ends], ends, parts, strict=False) if a < b]
+        transformer_options["minimax_h3_layout"] = types.SimpleNamespace(
+            segments=segments, seq_len=ends[-1], signature=(context.shape[1], t, 2 * h, 2 * w, x[1].shape[1] // 2))
+        parts["text"] = self.attend(context, 100, transformer_options)          # no block_index at the first step
+        y = torch.cat(list(parts.values()), 1)
+        for i in range(len(self.blocks)):
+            transformer_options["block_index"] = i
+            y = self.attend(y, i, transformer_options)
+        return y
+
+
 class Patcher:
     """A MODEL."""
 
@@ -137,9 +168,9 @@ class Patcher:
         wrappers = options["wrappers"] = {k: dict(v) for k, v in options.get("wrappers", {}).items()}
         wrappers.setdefault(kind, {})[key] = wrapper
 
-    def sample(self, x, context, steps=4, receipts=None, together=False, **kwargs):
-        """Both guidance branches in every step; returns the outputs of the last. together: in one batch, the branch
-        without the prompt first."""
+    def sample(self, x, context, steps=4, receipts=None, together=False, guided=True, **kwargs):
+        """Both guidance branches in every step, or one; returns the outputs of the last. together: in one batch, the
+        branch without the prompt first. x is a list for models that make sound, too, and have no batch."""
         sigmas, names = torch.linspace(1, 0, steps + 1), [uuid.uuid4(), uuid.uuid4()]
         options = {"transformer_options": dict(self.model_options["transformer_options"])}
         outputs = []
@@ -148,13 +179,14 @@ class Patcher:
             for call in self.callbacks.get("on_prepare_state", {}).values():
                 call(self, now, options)
             outputs = []
-            for branches in ([1, 0],) if together else ([0], [1]):
+            for branches in ([1, 0],) if together else ([0], [1]) if guided else ([0],):
                 given = dict(options["transformer_options"], sigmas=now, sample_sigmas=sigmas,
                              uuids=[names[branch] for branch in branches], cond_or_uncond=branches)
                 if receipts is not None:
                     given["attention_backend_receipts_v1"] = receipts
                 words = torch.cat([context + branch for branch in branches])
-                out = self.model(x.expand(len(branches), *x.shape[1:]), now, words, given, **kwargs)
+                batch = x if isinstance(x, list) else x.expand(len(branches), *x.shape[1:])
+                out = self.model(batch, now, words, given, **kwargs)
                 outputs += reversed(out.chunk(len(branches)))
         for call in self.callbacks.get("on_cleanup", {}).values():
             call(self)
