@@ -31,15 +31,27 @@ class Register(dict):
 def ours():
     registry = types.ModuleType("lightx2v.utils.registry_factory")
     registry.SPARSE_OPERATOR_REGISTER, registry.SPARSE_MASK_GENERATOR_REGISTER = Register(), Register()
-    for name in ("lightx2v", "lightx2v.utils"):
+    registry.ATTN_WEIGHT_REGISTER = Register()
+    packages = ("lightx2v", "lightx2v.utils", "lightx2v.common", "lightx2v.common.ops", "lightx2v.common.ops.attn")
+    for name in packages:
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = []
     sys.modules[registry.__name__] = registry
+    template = types.ModuleType("lightx2v.common.ops.attn.template")
+    template.AttnWeightTemplate = Template
+    sys.modules[template.__name__] = template
     module = importlib.import_module("esa.hosts.lightx2v")
     yield module
     importlib.reload(module)                    # registering again does nothing
-    for name in ("lightx2v", "lightx2v.utils", registry.__name__, module.__name__):
+    for name in (*packages, registry.__name__, template.__name__, module.__name__, "esa.hosts.lightx2v_h3"):
         del sys.modules[name]
+
+
+class Template:
+    """Base of the host's attention parts, which have no weights."""
+
+    def __init__(self, weight_name):
+        self.weight_name, self.config = weight_name, {}
 
 
 class GeneralSparse:
@@ -157,3 +169,81 @@ def test_refused(ours):
         ours.EsaOperator()(q, k, v, None, cu_seqlens_q=torch.tensor([0, 240, 480]))
     with pytest.raises(ValueError, match=r"grid is \(9, 9, 9\), but there are 480 tokens"):
         ours.EsaMaskGenerator(sparse_setting={"esa": {"grid": [9, 9, 9]}})(*tensors(0)[:2])
+
+
+# ---------------------------------------------------------------- MiniMax-H3
+
+
+class Scheduler:
+    """What the host's scheduler of MiniMax-H3 holds. The packed sequence is [text][keyframe][sound][video]."""
+
+    def __init__(self, setting, steps=8, keyframe=True, layers=2, **config):
+        self.config = {"num_layers": layers, "num_attention_heads": HEADS, "esa_attn_setting": setting, **config}
+        self.video_sigmas = torch.linspace(1, 0, steps + 1)
+        self.infer_steps, self.step_index = steps, 0
+        t, h, w = GRID
+        front = 30 + h * w * keyframe + 24
+        frame = torch.cartesian_prod(torch.arange(h), torch.arange(w)).double()
+        places = torch.zeros(front + t * h * w, 3, dtype=torch.float64)
+        places[:30, 0] = torch.arange(30)
+        if keyframe:
+            places[30:30 + h * w, 0], places[30:30 + h * w, 1:] = 30, frame
+        for i in range(t):
+            rows = slice(front + i * h * w, front + (i + 1) * h * w)
+            places[rows, 0], places[rows, 1:] = 30 + 5 * i / 3, frame
+        video = torch.arange(front, len(places))
+        self.layout_cpu = self.layout = types.SimpleNamespace(
+            position_ids=places, sequence_length=len(places),
+            video_indices=torch.cat([torch.arange(30, 30 + h * w * keyframe), video]))
+        self.front = front
+
+
+def h3(seed, scheduler):
+    return tensors(seed, scheduler.layout.sequence_length)
+
+
+@pytest.mark.parametrize("keyframe", [True, False])
+def test_minimax_h3_equals_a_session(ours, keyframe, seed):
+    """Text, keyframe and sound are kept whole; blocks of the model share one part when they are streamed from disk."""
+    setting = {"work": 0.95, "carry": 1, "block": 16}
+    scheduler, part = Scheduler(setting, keyframe=keyframe), ours.ATTN_WEIGHT_REGISTER["esa_attn"]()
+    session = esa.Session(esa.EsaConfig(**setting), layers=2, steps=8, step_branches=1, device="cpu",
+                          sigma=[1 - i / 8 for i in range(8)],
+                          layout=esa.Layout(grid=GRID, text_front=scheduler.front, order="adaptive"))
+    for _ in range(2):                                      # the second video begins anew
+        session.begin()
+        for step in range(8):
+            scheduler.step_index = step
+            session.step(step)
+            for block in range(2):
+                q, k, v = h3(seed + step, scheduler)
+                ends = torch.tensor((0, len(q)))
+                out = part.apply(q=q, k=k, v=v, cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=len(q),
+                                 max_seqlen_kv=len(q), causal=False, scheduler=scheduler, block_idx=block)
+                want = session.attention(block, q[None], k[None], v[None], input_layout="BSND")
+                assert torch.equal(out, want[0].flatten(1))
+    stats = session.stats()
+    assert stats.sparse_calls == 16 and stats.anchor_calls == 2 and stats.density < 0.95
+
+
+def test_minimax_h3_where_it_stays_dense(ours, seed, caplog):
+    part = ours.ATTN_WEIGHT_REGISTER["esa_attn"]()
+
+    def dense(q, k, v):
+        return sdpa(*(x.transpose(0, 1)[None] for x in (q, k, v)))[0].transpose(0, 1).flatten(1)
+    text = tensors(seed, 30)                                # the refiner: neither scheduler nor block
+    with caplog.at_level("WARNING", "esa"):
+        assert (part.apply(*text, causal=False, softmax_scale=DIM**-0.5) - dense(*text)).abs().max() < CLOSE
+        assert not caplog.records
+        scheduler = Scheduler({"budget": 0.5})
+        for _ in range(2):
+            out = part.apply(*text, scheduler=scheduler, block_idx=0)
+            assert (out - dense(*text)).abs().max() < CLOSE
+    assert len(caplog.records) == 1 and "the packed sequence has" in caplog.text
+    strict = Scheduler({"budget": 0.5, "strict": True})
+    with pytest.raises(esa.EsaError, match="esa_attn is strict, but this call would be dense: the packed sequence"):
+        part.apply(*text, scheduler=strict, block_idx=0)
+    with pytest.raises(ValueError, match="esa_attn_setting has no setting 'budgets'"):
+        part.apply(*text, scheduler=Scheduler({"budgets": 0.5}), block_idx=0)
+    with pytest.raises(ValueError, match="esa_attn takes one sequence, but cu_seqlens_q names 2"):
+        part.apply(*text, cu_seqlens_q=torch.tensor((0, 10, 30)))

@@ -4,20 +4,29 @@
     esa_operator, esa_pooled_operator   our attention, for the block masks of any mask generator
     esa_mask_generator                  our selectors, for any operator
 
-for `general_sparse_attn`, whose two parts they are (docs/lightx2v.md)."""
+for `general_sparse_attn`, whose two parts they are, and
+
+    esa_attn                            attention of MiniMax-H3 (lightx2v_h3.py)
+
+(docs/lightx2v.md)."""
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
 import torch
-from lightx2v.utils.registry_factory import SPARSE_MASK_GENERATOR_REGISTER, SPARSE_OPERATOR_REGISTER
+from lightx2v.utils.registry_factory import (
+    ATTN_WEIGHT_REGISTER,
+    SPARSE_MASK_GENERATOR_REGISTER,
+    SPARSE_OPERATOR_REGISTER,
+)
 
 from ..core import structs as T
 from ..core.config import protects_first_frame
 from ..core.functional import attention, select
 from ..core.layout import Layout, order
 from ..core.mask import Mask
+from .lightx2v_h3 import EsaAttn
 from .run import check_settings, config_of, order_of
 
 _SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random")
@@ -166,6 +175,7 @@ def _grid(given: Any) -> tuple[int, ...] | None:
 
 for _register, _name, _part in ((SPARSE_OPERATOR_REGISTER, "esa_operator", EsaOperator),
                                 (SPARSE_OPERATOR_REGISTER, "esa_pooled_operator", EsaPooledOperator),
-                                (SPARSE_MASK_GENERATOR_REGISTER, "esa_mask_generator", EsaMaskGenerator)):
+                                (SPARSE_MASK_GENERATOR_REGISTER, "esa_mask_generator", EsaMaskGenerator),
+                                (ATTN_WEIGHT_REGISTER, "esa_attn", EsaAttn)):
     if _name not in _register:
         _register(_name)(_part)
