@@ -226,18 +226,40 @@ def ltx_condition():
     return dataclasses.replace(model, layout=Layout(grid=(4, h, w)))
 
 
-def ltx2(audio=4):
+def ltx2(audio=4, name="ltx2", grid=GRID, batch=2, **settings):
     """The video's self-attention alone is esa's; sound is attended as before."""
-    t, h, w = GRID
+    t, h, w = grid
     model = diffusers.LTX2VideoTransformer3DModel(
         in_channels=4, out_channels=4, num_attention_heads=HEADS, attention_head_dim=DIM, cross_attention_dim=64,
         audio_in_channels=audio, audio_out_channels=audio, audio_num_attention_heads=2, audio_attention_head_dim=16,
-        audio_cross_attention_dim=32, num_layers=2, caption_channels=16)
-    inputs = {"hidden_states": torch.randn(2, t * h * w, 4), "audio_hidden_states": torch.randn(2, 9, audio),
-              "timestep": at(2), "encoder_hidden_states": words(2), "audio_encoder_hidden_states": words(2),
-              "encoder_attention_mask": torch.ones(2, 12), "audio_encoder_attention_mask": torch.ones(2, 12),
+        audio_cross_attention_dim=32, **{"num_layers": 2, "caption_channels": 16, **settings})
+    inputs = {"hidden_states": torch.randn(batch, t * h * w, 4), "audio_hidden_states": torch.randn(batch, 9, audio),
+              "timestep": at(batch), "encoder_hidden_states": words(batch), "audio_encoder_hidden_states": words(batch),
+              "encoder_attention_mask": torch.ones(batch, 12), "audio_encoder_attention_mask": torch.ones(batch, 12),
               "num_frames": t, "height": h, "width": w, "fps": 24.0, "audio_num_frames": 9}
-    return Model("ltx2", model, inputs, Layout(grid=GRID), 2)
+    return Model(name, model, inputs, Layout(grid=grid), len(model.transformer_blocks))
+
+
+LTX23 = dict(gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, rope_type="split",
+             perturbed_attn=True, use_prompt_embeddings=False)
+
+
+def ltx23(name="ltx23", **settings):
+    """The switches of LTX-2.3: gates, modulated text without a projection, positions in halves, sigma beside the
+    timestep."""
+    model = ltx2(name=name, **{**LTX23, **settings})
+    for kind, width in (("", HEADS * DIM), ("audio_", 32)):
+        model.inputs[f"{kind}encoder_hidden_states"] = torch.randn(2, 12, width)
+    return dataclasses.replace(model, inputs={**model.inputs, "sigma": at(2), "use_cross_timestep": True})
+
+
+def ltx25():
+    """And of LTX-2.5: pictures between are marked, no bias in the video's feed-forward, static modulation of text."""
+    model = ltx23("ltx25", ff_bias=False, use_prompt_adaln_single=False, use_keyframes_abs_pos_embedding=True)
+    torch.nn.init.normal_(model.model.keyframes_abs_pos_embedding)
+    marks = torch.zeros(2, 360, 1)
+    marks[:, 120:240] = 1
+    return dataclasses.replace(model, inputs={**model.inputs, "video_keyframes_mask": marks})
 
 
 def minimax_h3(name="minimax_h3", keyframes=("first", ), batch=1, text=TEXT, grid=GRID):
@@ -379,12 +401,13 @@ def sd3(dual=(0, )):
 MODELS = {f.__name__: f
           for f in (wan_i2v, wan_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v, cogvideox_15,
                     hunyuan_i2v, hunyuan_concat, hunyuan_15, framepack, framepack_batch, ltx, ltx_condition, ltx2,
-                    minimax_h3, minimax_h3_ends, mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
+                    ltx23, ltx25, minimax_h3, minimax_h3_ends, mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
                     sd3)}
 
 
 # What this diffusers does not have; test_missing_models_are_named holds esa.supported() to it.
 MISSING = {name for name, part in (("ltx2", "LTX2VideoTransformer3DModel"),
+                                   ("ltx23", "MiniMaxH3Transformer3DModel"), ("ltx25", "MiniMaxH3Transformer3DModel"),
                                    ("minimax_h3", "MiniMaxH3Transformer3DModel"),
                                    ("minimax_h3_ends", "MiniMaxH3Transformer3DModel")) if not hasattr(diffusers, part)}
 

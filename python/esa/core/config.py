@@ -101,7 +101,8 @@ class EsaConfig:
         in 16 bits nevertheless (none).
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
-        layers, shorter sequences.
+        layers, shorter sequences (None: none; but esa.apply without work, budget and masks leaves LTX-2 dense up to
+        8,192 tokens, where attention is a small part of it).
     refresh_every, order_every
         A mask, or an adaptive order, is made at every n-th sparse step of its layer and branch and reused in between;
         0: only at the first; "early": at the first and at 1/8, 1/4 and 1/2 of the layer's sparse steps, because
@@ -172,7 +173,7 @@ class EsaConfig:
     warmup_frac: float = None  # type: ignore[assignment]
     dense_first_layer: bool = None  # type: ignore[assignment]
     dense_layers: tuple[int, ...] = ()
-    min_tokens: int = 0
+    min_tokens: int | None = None
     refresh_every: int | str = None  # type: ignore[assignment]
     order_every: int | str = None  # type: ignore[assignment]
     share_branches: bool = None  # type: ignore[assignment]
@@ -253,8 +254,9 @@ class EsaConfig:
         for name in ("refresh_every", "order_every"):
             T.schedule(getattr(self, name), name)
         for name, least in (("samples", 1), ("min_tokens", 0)):
-            if not T.whole(getattr(self, name)) or getattr(self, name) < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not (value is None and name == "min_tokens") and (not T.whole(value) or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
         if self.exact_rows is not None:
             put(self, "exact_rows", T.exact_rows(self.exact_rows))
         self._check_precision()
@@ -363,6 +365,11 @@ class EsaConfig:
         """Nothing says how much, and the selector takes a work."""
         said = (self.work, self.quality, self.preset, self.budget, self.sparsity, self.masks)
         return has_trait(self.selector, "spends") and all(x is None for x in said)
+
+    @property
+    def open(self) -> bool:
+        """True if nothing says how much attention to compute, and at which lengths: what suits the model."""
+        return self._unsaid and self.min_tokens is None
 
     @property
     def spends_work(self) -> bool:

@@ -238,6 +238,7 @@ class Handle:
             f"{total.fallback_calls} fallbacks, attention work {total.work:.3f} of dense"
             + ("" if math.isnan(total.work_asked) else f" (asked {total.work_asked:.3f})")
         ]
+        lines += [self._run.dense_words(geometry) for geometry in self._run.dense]
         if self.config.step_cache:
             lines.append(f"step cache: {total.computed_steps} steps computed, {total.skipped_steps} left out")
         if total.anchor_calls:

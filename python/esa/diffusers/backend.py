@@ -52,7 +52,7 @@ def _attend(name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
             dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> torch.Tensor:
     """(B, N, H, D) in and out."""
     config, numbers = _settings[name]
-    if query.shape[1] != key.shape[1] or query.shape[1] < config.min_tokens:
+    if query.shape[1] != key.shape[1] or query.shape[1] < (config.min_tokens or 0):
         out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value)),
                                                                attn_mask=attn_mask, is_causal=is_causal, scale=scale,
                                                                enable_gqa=enable_gqa)

@@ -99,7 +99,7 @@ class Fa4Session:
         """The mask of this call, None where policy says dense."""
         c, step = self.config, self._at[0]
         dense_layer = (c.dense_first_layer and layer == 0) or layer in c.dense_layers
-        if step < self._warmup or dense_layer or c.selector == "dense" or query.shape[1] < c.min_tokens:
+        if step < self._warmup or dense_layer or c.selector == "dense" or query.shape[1] < (c.min_tokens or 0):
             return None
         if self._masks is not None:
             return self._masks.mask(layer, step, budget=c.density,

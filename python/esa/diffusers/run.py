@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class Run:
         self.geometry: Geometry | None = None                       # of the last call, or of the forward about to run
         self.videos = 0
         self.first_frame = is_given_first_frame(clock.pipe, family, self.transformers)
+        self.dense: set[Geometry] = set()                           # too short for the model to gain
         self.computed: set[int] = set()                             # steps of the video in hand at which the model ran
         self.skipped: set[int] = set()                              # and those that the step cache left out
         self._entered = -1                                          # the clock's number of that video
@@ -345,6 +347,9 @@ class Run:
     def _make(self, key: Key) -> Any:
         # the session sees attention only; the step cache is ours
         config, geometry = self.config.replace(step_cache=0.0) if self.cache else self.config, key.geometry
+        if self.is_short(geometry):
+            return Session(config.replace(selector="dense", carry="off"), layers=self.layers, steps=key.steps,
+                           branches=_BRANCHES * len(self.transformers), device=key.device)
         if config.carry != "off":
             anchors = self._anchors()
             if not anchors:
@@ -372,6 +377,19 @@ class Run:
         if self.resume is not None:
             session.load_recording(self.resume)
         return session
+
+    def is_short(self, geometry: Geometry) -> bool:
+        """True if calls of this geometry stay dense, because attention is a small part of the model there and the
+        config leaves it open. Says so once."""
+        short = self.record is None and self.config.open and geometry.tokens <= self.family.short
+        if short and geometry not in self.dense:
+            self.dense.add(geometry)
+            warnings.warn(f"{self.dense_words(geometry)}; EsaConfig(min_tokens=0) makes it sparse", stacklevel=2)
+        return short
+
+    def dense_words(self, geometry: Geometry) -> str:
+        return (f"{self.family.name} stays dense at {geometry.tokens} tokens, because attention is a small part of it "
+                f"up to {self.family.short}")
 
     def _heads(self) -> tuple[int, int]:
         """Which heads the calls of this process have, under diffusers' context parallelism."""

@@ -79,6 +79,9 @@ class Family:
         True if guidance doubles the batch; else each branch is a call of its own.
     guided
         False if the model never has guidance: one call per step.
+    short
+        Up to so many tokens attention is a small part of the model's work, and a config that says nothing of how much
+        attention to compute leaves it dense. 0: at no length.
     """
     name: str
     transformer_classes: tuple[str, ...]
@@ -95,6 +98,7 @@ class Family:
     first_frame: Callable[[Any], bool] | None = None
     batched: bool = False
     guided: bool = True
+    short: int = 0
 
     def modules(self, transformer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The self-attention modules with their names, in the order they run."""
