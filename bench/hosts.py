@@ -211,9 +211,12 @@ def lightx2v(bench):
             def __call__(self, name):
                 return lambda part: self.setdefault(name, part)
         registry.SPARSE_OPERATOR_REGISTER, registry.SPARSE_MASK_GENERATOR_REGISTER = Register(), Register()
-        for name in ("lightx2v", "lightx2v.utils"):
+        registry.ATTN_WEIGHT_REGISTER = Register()
+        template = types.ModuleType("lightx2v.common.ops.attn.template")
+        template.AttnWeightTemplate = object
+        for name in ("lightx2v", "lightx2v.utils", "lightx2v.common", "lightx2v.common.ops", "lightx2v.common.ops.attn"):
             sys.modules[name] = types.ModuleType(name)
-        sys.modules[registry.__name__] = registry
+        sys.modules[registry.__name__], sys.modules[template.__name__] = registry, template
     from esa.core.functional import attention_params, context_of
     from esa.hosts import lightx2v as ours
     q, k, v = (x[0] for x in bench.qkv)

@@ -80,6 +80,20 @@ static void test_rule(void **state)
         assert_int_equal(esa_carry_anchors(anchors, rule[i].carry, rule[i].steps), rule[i].count);
         for (int32_t k = 0; k < rule[i].count; k++) assert_int_equal(anchors[k], rule[i].step[k]);
     }
+    static const struct { /* the first step of a second transformer is an anchor too */
+        int32_t count, first, want, step[5];
+    } change[] = { { 3, 4, 4, { 0, 3, 4, 7 } },  { 3, 3, 3, { 0, 3, 7 } },  { 3, 9, 4, { 0, 3, 7, 9 } },
+                   { 3, 10, 3, { 0, 3, 7 } },    { 3, -1, 3, { 0, 3, 7 } }, { 3, 0, 3, { 0, 3, 7 } },
+                   { 0, 4, 0, { 0 } } };
+    for (size_t i = 0; i < sizeof change / sizeof change[0]; i++) {
+        int32_t anchors[10] = { 0, 3, 7 };
+        assert_int_equal(esa_carry_switch(anchors, change[i].count, 10, change[i].first),
+                         change[i].want);
+        for (int32_t k = 0; k < change[i].want; k++)
+            assert_int_equal(anchors[k], change[i].step[k]);
+    }
+    int32_t all[2] = { 0, 1 }; /* every step is one: there is no room for more */
+    assert_int_equal(esa_carry_switch(all, 2, 2, 1), 2);
     for (int32_t steps = 1; steps <= 64; steps++) /* ascending and inside, whatever is asked for */
         for (int32_t n = 1; n <= steps; n++) {
             int32_t anchors[64];
