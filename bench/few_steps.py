@@ -5,8 +5,8 @@
     bench/few_steps.py --clips 4 --steps 4 8                one call per step, as distilled models run
     bench/few_steps.py --guidance 2.5 --json few.json
 
-Each row is one way to spend the same work: sparse at all steps alike, with the first step dense, or with carry. wan-tiny
-is no distilled model: the rows say how errors of attention weigh in few steps, not how good a distilled clip is."""
+Each row is one way to spend the same work: sparse at all steps alike, with the first step dense, or with carry.
+wan-tiny is no distilled model: the rows say how errors of attention weigh in few steps, not how good a distilled clip is."""
 import argparse
 import json
 import math

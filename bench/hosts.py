@@ -214,7 +214,8 @@ def lightx2v(bench):
         registry.ATTN_WEIGHT_REGISTER = Register()
         template = types.ModuleType("lightx2v.common.ops.attn.template")
         template.AttnWeightTemplate = object
-        for name in ("lightx2v", "lightx2v.utils", "lightx2v.common", "lightx2v.common.ops", "lightx2v.common.ops.attn"):
+        for name in ("lightx2v", "lightx2v.utils", "lightx2v.common", "lightx2v.common.ops",
+                     "lightx2v.common.ops.attn"):
             sys.modules[name] = types.ModuleType(name)
         sys.modules[registry.__name__], sys.modules[template.__name__] = registry, template
     from esa.core.functional import attention_params, context_of

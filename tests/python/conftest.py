@@ -15,7 +15,8 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 
 # Models that the diffusers of requirements-036.txt does not have yet.
-collect_ignore = ["test_minimax_h3.py", "test_ltx2.py"] if importlib.metadata.version("diffusers").startswith("0.3") else []
+OLD = importlib.metadata.version("diffusers").startswith("0.3")
+collect_ignore = ["test_minimax_h3.py", "test_ltx2.py"] if OLD else []
 
 
 def pytest_addoption(parser):

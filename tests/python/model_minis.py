@@ -401,8 +401,8 @@ def sd3(dual=(0, )):
 MODELS = {f.__name__: f
           for f in (wan_i2v, wan_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v, cogvideox_15,
                     hunyuan_i2v, hunyuan_concat, hunyuan_15, framepack, framepack_batch, ltx, ltx_condition, ltx2,
-                    ltx23, ltx25, minimax_h3, minimax_h3_ends, mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
-                    sd3)}
+                    ltx23, ltx25, minimax_h3, minimax_h3_ends, mochi, cosmos, flux, flux2, flux_kontext,
+                    flux_kontext_other_size, qwen, qwen_padded, qwen_edit, sd3)}
 
 
 # What this diffusers does not have; test_missing_models_are_named holds esa.supported() to it.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa inside vLLM-Omni 0.30.0 and 0.32.0rc1 from PyPI, in processes of its own (hosts/omni_checks.py, hosts/omni_ulysses.py)."""
+"""esa inside vLLM-Omni 0.30.0 and 0.32.0rc1 from PyPI, in processes of its own (hosts/omni_checks.py,
+hosts/omni_ulysses.py)."""
 import os
 import pathlib
 import socket

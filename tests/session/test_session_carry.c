@@ -82,8 +82,9 @@ static void test_rule(void **state)
     }
     static const struct { /* the first step of a second transformer is an anchor too */
         int32_t count, first, want, step[5];
-    } change[] = { { 3, 4, 4, { 0, 3, 4, 7 } },  { 3, 3, 3, { 0, 3, 7 } },  { 3, 9, 4, { 0, 3, 7, 9 } },
-                   { 3, 10, 3, { 0, 3, 7 } },    { 3, -1, 3, { 0, 3, 7 } }, { 3, 0, 3, { 0, 3, 7 } },
+    } change[] = { { 3, 4, 4, { 0, 3, 4, 7 } }, { 3, 3, 3, { 0, 3, 7 } },
+                   { 3, 9, 4, { 0, 3, 7, 9 } }, { 3, 10, 3, { 0, 3, 7 } },
+                   { 3, -1, 3, { 0, 3, 7 } },   { 3, 0, 3, { 0, 3, 7 } },
                    { 0, 4, 0, { 0 } } };
     for (size_t i = 0; i < sizeof change / sizeof change[0]; i++) {
         int32_t anchors[10] = { 0, 3, 7 };

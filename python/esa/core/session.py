@@ -142,7 +142,8 @@ class Session:
         p.strict, p.dense_first_layer = int(config.strict), int(config.dense_first_layer)
         p.refresh_every = T.schedule(config.refresh_every, "refresh_every")
         p.order_every = T.schedule(config.order_every, "order_every")
-        p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens or 0, T.STEP_MAPS[config.step_map]
+        p.warmup_frac, p.min_tokens = config.warmup_frac, config.min_tokens or 0
+        p.step_map = T.STEP_MAPS[config.step_map]
         dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
         p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
         p.share_branches, p.step_branches = int(config.share_branches), step_branches

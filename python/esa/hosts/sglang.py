@@ -140,8 +140,8 @@ class EsaImpl(AttentionImpl):
     @torch.compiler.disable
     def forward_varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cu_seqlens: torch.Tensor,
                        max_seqlen: int, cu_seqlens_host: tuple[int, ...] | None = None) -> torch.Tensor:
-        """(T, H, D) in and out: documents one behind the other. MiniMax-H3 has one, with padding behind it that is never
-        read."""
+        """(T, H, D) in and out: documents one behind the other. MiniMax-H3 has one, with padding behind it that is
+        never read."""
         bounds = tuple(cu_seqlens.tolist()) if cu_seqlens_host is None else cu_seqlens_host
         used = trailing_padding_used_len(query.shape[0], max_seqlen, bounds)
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)

@@ -20,8 +20,8 @@ def _sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
     return frames, height, width, 0, REST                       # the in-context pipeline appends its references
 
 
-# 121 frames of 544 x 960 are 8,160 tokens, of whose arithmetic attention is 22 %; at twice the size, the second stage, it
-# is 53 % of 32,640 tokens.
+# 121 frames of 544 x 960 are 8,160 tokens, of whose arithmetic attention is 22 %; at twice the size, the second stage,
+# it is 53 % of 32,640 tokens.
 _SHORT = 8192
 
 LTX = Family(
