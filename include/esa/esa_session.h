@@ -192,12 +192,12 @@ enum { ESA_CARRY_OFF = 0, ESA_CARRY_AUTO = -1 };
  * to gain from carry. */
 ESA_API int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps);
 
-/* For models with two transformers: adds the step at which the second one takes over to the `count`
- * anchors of a run of `steps` steps (room for `steps` entries), because differences of the first one
- * are of no use to it, and returns their number. The session makes that anchor by itself if the
- * second transformer has branches of its own; a work is shared out right only if it is in the list.
- * Nothing changes if `first` is an anchor already or not within 0 .. steps - 1, and in runs without
- * anchors. */
+/* For models with two transformers: adds `first`, the step at which the second one takes over, to
+ * the `count` anchors of a run of `steps` steps (room for `steps` entries) and returns their number.
+ * Differences of the first transformer are of no use to the second. The session makes that anchor
+ * by itself if the second one has branches of its own, but a work is shared out right only if it is
+ * in the list. Nothing changes if `first` is an anchor already or not within 0 .. steps - 1, and in
+ * runs without anchors. */
 ESA_API int32_t esa_carry_switch(int32_t *anchors, int32_t count, int32_t steps, int32_t first);
 
 ESA_API esa_session_params esa_session_params_default(void);

@@ -343,7 +343,7 @@ class EsaConfig:
             count = c.esa_carry_anchors(found, self.carry_number, steps)
         elif len(self.carry) <= steps:
             count = len(self.carry)
-            found[:count] = self.carry
+            found[:count] = list(self.carry)
         else:
             return self.carry                           # the session says what is wrong
         if switch is not None:

@@ -111,7 +111,7 @@ class Clock:
 
     def _counted(self, timesteps: Any) -> int | None:
         """Steps that the scheduler of a modular pipeline has taken in this video, None if it does not count them."""
-        scheduler = getattr(self.pipe, "scheduler", None)
+        scheduler: Any = getattr(self.pipe, "scheduler", None)
         if not self.modular or not torch.is_tensor(timesteps) or not hasattr(scheduler, "step_index"):
             return None
         taken = scheduler.step_index

@@ -328,9 +328,9 @@ class Run:
     def _switch(self, steps: int) -> int | None:
         """The step at which the second transformer takes over, None if the pipeline does not say (Wan 2.2 does)."""
         pipe: Any = self.clock.pipe
-        scheduler = getattr(pipe, "scheduler", None)
+        scheduler: Any = getattr(pipe, "scheduler", None)
         ratio = getattr(getattr(pipe, "config", None), "boundary_ratio", None)
-        timesteps = getattr(scheduler, "timesteps", None)
+        timesteps: Any = getattr(scheduler, "timesteps", None)
         if len(self.transformers) < 2 or ratio is None or not torch.is_tensor(timesteps) or len(timesteps) < steps:
             return None
         return int((timesteps[-steps:] >= ratio * scheduler.config.num_train_timesteps).sum())

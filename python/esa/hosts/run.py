@@ -185,7 +185,7 @@ class HostRun:
         key = (layout, *facts, q.device, q.shape[-1])
         if key != self._key:
             self.session = self._key = None         # the old one goes first: both would hold GPU memory
-            self.session = self._make(layout, *facts, q.device)
+            self.session = self._make(layout, facts, q.device)
             self._key, self._step = key, -1
         if step < self._step or self._step < 0:
             self.session.begin()                    # type: ignore[union-attr]
@@ -209,9 +209,8 @@ class HostRun:
                         "passes are known")
         return number
 
-    def _make(self, layout: Layout, steps: int | None, scale: float | None, heads: tuple[int, int],
-              sigma: tuple[float, ...] | None, step_branches: int, device: Any) -> Session:
-        config = self.config
+    def _make(self, layout: Layout, facts: tuple[Any, ...], device: Any) -> Session:
+        config, (steps, scale, heads, sigma, step_branches) = self.config, facts
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")
