@@ -193,7 +193,7 @@ enum { ESA_CARRY_OFF = 0, ESA_CARRY_AUTO = -1 };
 ESA_API int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps);
 
 /* For models with two transformers: adds `first`, the step at which the second one takes over, to
- * the `count` anchors of a run of `steps` steps (room for `steps` entries) and returns their number.
+ * the `count` anchors of a run of `steps` steps (room for `steps` entries). Returns their number.
  * Differences of the first transformer are of no use to the second. The session makes that anchor
  * by itself if the second one has branches of its own, but a work is shared out right only if it is
  * in the list. Nothing changes if `first` is an anchor already or not within 0 .. steps - 1, and in

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Their hosts import these, and are not installed here (test_hosts.py).
-HOSTED = ("esa.hosts.lightx2v", "esa.hosts.sglang", "esa.hosts.vllm_omni")
+HOSTED = ("esa.hosts.lightx2v", "esa.hosts.lightx2v_h3", "esa.hosts.sglang", "esa.hosts.vllm_omni")
 MODULES = [m.name for m in pkgutil.walk_packages(esa.__path__, "esa.") if m.name not in HOSTED]
 
 
