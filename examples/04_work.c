@@ -79,7 +79,8 @@ int main(void)
     params.layers = LAYERS;
     params.steps = STEPS;
     params.branches = BRANCHES;
-    params.work = esa_preset_work_for(ESA_PRESET_BALANCED, params.steps, params.carry);
+    params.work = esa_preset_work_for(ESA_PRESET_BALANCED, params.steps, params.carry,
+                                      params.branches);
     params.work_or_least = 1; /* a preset suits any length */
     params.select.layout.grid_q[0] = T;
     params.select.layout.grid_q[1] = Y;

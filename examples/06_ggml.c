@@ -227,7 +227,8 @@ int main(void)
                                                                N);
     params.layers = 1;
     params.steps = STEPS;
-    params.work = esa_preset_work_for(ESA_PRESET_BALANCED, params.steps, params.carry);
+    params.work = esa_preset_work_for(ESA_PRESET_BALANCED, params.steps, params.carry,
+                                      params.branches);
     params.work_or_least = 1;
     params.select.layout.grid_q[0] = T;
     params.select.layout.grid_q[1] = Y;

@@ -122,7 +122,7 @@ clip_anchors clip_anchors_of(const clip_request *r)
 int32_t clip_anchor_count(const clip_request *r)
 {
     const clip_anchors a = clip_anchors_of(r);
-    return a.count ? a.count : esa_carry_anchors(NULL, a.carry, r->p.steps);
+    return a.count ? a.count : esa_carry_anchors(NULL, a.carry, r->p.steps, r->p.session.branches);
 }
 
 static int check_carry(const clip_request *r, const char *what)
@@ -215,7 +215,7 @@ static void set_carry(clip_request *r)
     s->anchor_count = r->anchors.count;
     s->anchors = r->anchors.count ? r->anchors.step : NULL;
     if (r->preset >= 0 && r->p.steps > 0)
-        s->work = esa_preset_work_for(r->preset, r->p.steps, s->carry);
+        s->work = esa_preset_work_for(r->preset, r->p.steps, s->carry, s->branches);
 }
 
 /* The recommended settings of the method, and what the user chose instead. */
@@ -281,7 +281,7 @@ int clip_resolve(clip_maker *m, clip_request *r)
     for (int i = 0; i < r->timesteps.count; i++) r->sigmas.real[i] /= TRAIN_STEPS;
     r->p.sigmas = r->sigmas.count ? r->sigmas.real : NULL;
     r->p.sigma_count = r->sigmas.count;
-    /* the recommended blocks need tokens, and presets the number of steps */
+    /* the recommended blocks need tokens, and presets the numbers of steps and branches */
     for (int pass = 0; pass < 2 && !status; pass++) {
         set_session(r);
         status = m->video.generate_resolve(m->model, &r->p, &r->tokens);

@@ -121,7 +121,7 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
                 int argc, char **argv, int *words, int *done);
 /* Copies a list of whole numbers; an empty list leaves out as it is. */
 void cli_list_copy(int32_t *out, const cli_list *list);
-/* The works of the presets: those of esa_preset_work_for. */
+/* The works of the presets with guidance: those of esa_preset_work_for for two branches. */
 cli_list cli_preset_works(int32_t steps, int32_t carry);
 /* Reads --shard i/n, with i from 0. */
 int cli_shard(const char *text, int *index, int *count, const char *what);

@@ -57,7 +57,7 @@ cli_list cli_preset_works(int32_t steps, int32_t carry)
 {
     cli_list works = { 0 };
     for (int preset = ESA_PRESET_FAITHFUL; preset <= ESA_PRESET_FAST; preset++)
-        works.real[works.count++] = esa_preset_work_for(preset, steps, carry);
+        works.real[works.count++] = esa_preset_work_for(preset, steps, carry, 2);
     return works;
 }
 

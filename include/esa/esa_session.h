@@ -189,8 +189,12 @@ enum { ESA_CARRY_OFF = 0, ESA_CARRY_AUTO = -1 };
  * and returns their number: `carry` of them, or as many as suit a run of so many steps for
  * ESA_CARRY_AUTO. Anchors are closer together early in a run, where attention changes most. 0 for
  * ESA_CARRY_OFF, for numbers that are not in 1 .. steps, and for AUTO in runs that are too short
- * to gain from carry. */
-ESA_API int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps);
+ * to gain from carry.
+ *
+ * branches: the guidance branches of a step, as in esa_session_params.step_branches; 0: not known.
+ * At an anchor one branch runs dense. Where there is no other one to share the difference, an
+ * anchor costs twice as much, and AUTO begins at 20 steps instead of 6. */
+ESA_API int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps, int32_t branches);
 
 /* For models with two transformers: adds `first`, the step at which the second one takes over, to
  * the `count` anchors of a run of `steps` steps (room for `steps` entries). Returns their number.
@@ -217,7 +221,7 @@ ESA_API esa_session_params esa_session_params_default(void);
  * ESA_CARRY_AUTO, and masks and orders shared by the branches. To run without carry, set carry to
  * ESA_CARRY_OFF: then masks and orders are made early (ESA_REFRESH_EARLY), and sparse calls have
  * two exact rows per query block (attention.exact_rows -1). It does not set work: set it yourself,
- * for example to esa_preset_work_for(ESA_PRESET_BALANCED, steps, carry), which is the default of
+ * for example to esa_preset_work_for(ESA_PRESET_BALANCED, steps, carry, branches), the default of
  * `esa generate` and `esa.apply`.
  * RECORD with ERROR has Hilbert order, because recorded masks need one order for all prompts. Where
  * select.group_q and group_k are 0, a recording scores groups of 2 queries and single keys at
@@ -260,12 +264,13 @@ ESA_API int32_t esa_selector_traits(int32_t selector);
 ESA_API int32_t esa_warmup_steps(double warmup_frac, int32_t steps);
 
 /* Presets: the work of a whole video (params.work) for three aims. esa_preset_work_for gives it for
- * a run of so many steps with this carry (esa_session_params.carry). The fewer the steps, the more
+ * a run of so many steps with this carry (esa_session_params.carry) and so many branches at a step
+ * (as in esa_carry_anchors). The fewer the steps, the more
  * work the same closeness takes. Without carry the works are 0.57, 0.44 and 0.30 for any number of
  * steps; esa_preset_work returns these. NaN for any other preset, and for steps below 1. Set
  * work_or_least too, so that a short video takes the least work that it can. */
 enum { ESA_PRESET_FAITHFUL = 0, ESA_PRESET_BALANCED = 1, ESA_PRESET_FAST = 2 };
-ESA_API double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry);
+ESA_API double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry, int32_t branches);
 ESA_API double esa_preset_work(int32_t preset);
 /* The threshold of a step cache (esa_generate_params.cache) that costs such a preset at most 1 dB:
  * 0.02, 0.03 and 0.05. Presets do not turn it on. NaN for any other number. */

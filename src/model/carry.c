@@ -29,13 +29,13 @@ esa_status esa_run_anchors(esa_model *m, esa_run *r, esa_session_params *s)
     if (!(m->facts.boundary > 0) || s->carry == ESA_CARRY_OFF) return ESA_OK;
     if (count < 0 || count > steps || (count && !given)) return ESA_OK; /* the session says so */
     while (first < steps && !esa_run_is_second(m, r, first)) first++;
-    if (!count && !(count = esa_carry_anchors(NULL, s->carry, steps))) return ESA_OK;
+    if (!count && !(count = esa_carry_anchors(NULL, s->carry, steps, r->branches))) return ESA_OK;
     r->anchors = esa_mem_alloc(&m->ctx->mem, 4 * (int64_t)steps);
     if (!r->anchors) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the anchors");
     if (s->anchor_count)
         memcpy(r->anchors, given, 4 * (size_t)count);
     else
-        esa_carry_anchors(r->anchors, s->carry, steps);
+        esa_carry_anchors(r->anchors, s->carry, steps, r->branches);
     s->anchors = r->anchors;
     s->anchor_count = esa_carry_switch(r->anchors, count, steps, first);
     return ESA_OK;

@@ -240,7 +240,6 @@ static esa_status resolve_selection(const esa_model *m, esa_run *r)
     s->block_k = resolved.block_k;
     s->layout = given.layout;
     s->layout.order = resolved.layout.order;
-    r->p.session.branches = r->branches;
     return ESA_OK;
 }
 
@@ -253,6 +252,7 @@ static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *to
     const int32_t mode = r.p.session.mode;
     if (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD || mode == ESA_SESSION_PROBE)
         ESA_TRY(resolve_selection(m, &r));
+    if (mode != ESA_SESSION_DENSE) r.p.session.branches = r.branches;
     *params = r.p;
     if (tokens) *tokens = r.tokens;
     return ESA_OK;

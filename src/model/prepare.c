@@ -145,7 +145,7 @@ static esa_status check_quality(esa_model *m, const esa_run *r, const esa_sessio
 {
     esa_work_plan_info f = { .struct_size = sizeof f };
     ESA_TRY(esa_work_plan_get_info(r->plan, &f));
-    if (!f.anchors || s->anchor_count || esa_carry_anchors(NULL, s->carry, r->p.steps))
+    if (!f.anchors || s->anchor_count || esa_carry_anchors(NULL, s->carry, r->p.steps, r->branches))
         return ESA_OK;
     return esa_fail(m->ctx, ESA_ERR_MISMATCH,
                     "quality is %g dB, but the curve of the work plan was measured with carry (%d "

@@ -11,10 +11,13 @@
 
 #include "base/inline.h"
 
-/* Number of anchors that suits a run of so many steps; 0: it is too short to gain from carry. */
-ESA_INLINE int32_t esa_anchors_suit(int32_t steps)
+/* Number of anchors that suits a run of so many steps; 0: it is too short to gain from carry.
+ * branches: those of a step that share a difference, 0 if unknown. At an anchor one of them runs
+ * dense. A single branch pays for the whole step, so its anchors must be few in many steps. */
+ESA_INLINE int32_t esa_anchors_suit(int32_t steps, int32_t branches)
 {
-    return steps < 6 ? 0 : steps < 12 ? 3 : steps < 20 ? 4 : steps < 30 ? 5 : 6;
+    if (steps < (branches == 1 ? 20 : 6)) return 0;
+    return steps < 12 ? 3 : steps < 20 ? 4 : steps < 30 ? 5 : 6;
 }
 
 /* Step of anchor i of n. As shares of the run, the anchors lie on a curve with the points 0, 0.1,

@@ -221,6 +221,8 @@ static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer)
 }
 /* attention.exact_rows with -1 resolved. (session_defaults.c) */
 int32_t esa_session_exact_rows(const esa_session_params *params);
+/* How many branches run at each step; see step_branches. */
+int32_t esa_session_step_branches(const esa_session_params *params);
 /* Bits of a call of the current step: 8 or 16. */
 int32_t esa_session_precision(const esa_session *s, int32_t layer, int32_t kind);
 /* 1 if calls of these shapes can share a plan. */

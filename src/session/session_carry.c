@@ -20,7 +20,8 @@ esa_status esa_session_carry_make(esa_session *s, const esa_session_params *p)
     if (!c->anchors)
         return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the anchors of %d steps",
                         p->steps);
-    c->anchor_count = esa_anchors_of(c->anchors, p->carry, p->anchors, p->anchor_count, p->steps);
+    c->anchor_count = esa_anchors_of(c->anchors, p->carry, p->anchors, p->anchor_count, p->steps,
+                                     esa_session_step_branches(p));
     return ESA_OK;
 }
 

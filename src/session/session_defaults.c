@@ -19,16 +19,21 @@ static const struct {
                      { 29, { 0.50, 0.38, 0.28 } },
                      { INT32_MAX, { 0.44, 0.30, 0.22 } } };
 
-double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry)
+int32_t esa_session_step_branches(const esa_session_params *p)
+{
+    return p->step_branches ? p->step_branches : p->branches < 2 ? p->branches : 2;
+}
+
+double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry, int32_t branches)
 {
     if (preset < ESA_PRESET_FAITHFUL || preset > ESA_PRESET_FAST || steps < 1) return (double)NAN;
-    if (!esa_carry_anchors(NULL, carry, steps)) return preset_work[preset];
+    if (!esa_carry_anchors(NULL, carry, steps, branches)) return preset_work[preset];
     int32_t i = 0;
     while (steps > carried_work[i].steps) i++;
     return carried_work[i].work[preset];
 }
 
-double esa_preset_work(int32_t preset) { return esa_preset_work_for(preset, 1, ESA_CARRY_OFF); }
+double esa_preset_work(int32_t preset) { return esa_preset_work_for(preset, 1, ESA_CARRY_OFF, 1); }
 
 double esa_preset_cache(int32_t preset)
 {
@@ -95,6 +100,7 @@ int32_t esa_session_exact_rows(const esa_session_params *p)
 {
     if (p->attention.exact_rows != -1) return p->attention.exact_rows;
     const int32_t selects = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_PROBE;
-    const int32_t carries = p->anchor_count || esa_carry_anchors(NULL, p->carry, p->steps);
+    const int32_t carries = p->anchor_count || esa_carry_anchors(NULL, p->carry, p->steps,
+                                                                 esa_session_step_branches(p));
     return selects && !carries ? esa_selector_of(p->select.selector)->exact_rows : 0;
 }

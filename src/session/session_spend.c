@@ -138,9 +138,7 @@ static esa_work_costs costs_of(const esa_session_params *q, const esa_plan *p)
     const int32_t adaptive = p->select.layout.order == ESA_ORDER_ADAPTIVE &&
                              !p->select.layout.order_applied;
     esa_work_costs costs = esa_work_costs_default();
-    costs.branches = q->step_branches  ? q->step_branches
-                     : q->branches < 2 ? q->branches
-                                       : 2; /* guidance has two */
+    costs.branches = esa_session_step_branches(q);
     costs.share_branches = q->share_branches;
     costs.refresh_every = q->refresh_every;
     costs.order_every = q->order_every;

@@ -31,16 +31,16 @@ esa_status esa_anchors_check(esa_ctx *ctx, int32_t carry, const int32_t *list, i
 }
 
 int32_t esa_anchors_of(int32_t *anchors, int32_t carry, const int32_t *list, int32_t count,
-                       int32_t steps)
+                       int32_t steps, int32_t branches)
 {
-    if (carry == ESA_CARRY_OFF || !count) return esa_carry_anchors(anchors, carry, steps);
+    if (carry == ESA_CARRY_OFF || !count) return esa_carry_anchors(anchors, carry, steps, branches);
     memcpy(anchors, list, (size_t)count * sizeof *list);
     return count;
 }
 
-int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps)
+int32_t esa_carry_anchors(int32_t *anchors, int32_t carry, int32_t steps, int32_t branches)
 {
-    const int32_t n = carry == ESA_CARRY_AUTO ? esa_anchors_suit(steps) : carry;
+    const int32_t n = carry == ESA_CARRY_AUTO ? esa_anchors_suit(steps, branches) : carry;
     if (n < 1 || n > steps) return 0;
     if (anchors) esa_anchors_place(anchors, n, steps);
     return n;

@@ -53,8 +53,8 @@ ESA_ENGINE esa_status esa_work_plan_find(esa_ctx *ctx, const esa_work_plan *plan
 esa_status esa_anchors_check(esa_ctx *ctx, int32_t carry, const int32_t *list, int32_t count,
                              int32_t steps);
 /* Writes the anchors (room for steps entries) and returns their number; 0: the run does not
- * carry. */
+ * carry. branches: as in esa_carry_anchors. */
 int32_t esa_anchors_of(int32_t *anchors, int32_t carry, const int32_t *list, int32_t count,
-                       int32_t steps);
+                       int32_t steps, int32_t branches);
 
 #endif

@@ -295,7 +295,7 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double 
     r.fixed = r.weight + cells;
     r.anchors = (int32_t *)(r.fixed + cells);
     r.anchor_count = esa_anchors_of(r.anchors, costs->carry, costs->anchors, costs->anchor_count,
-                                    steps);
+                                    steps, costs->branches);
     noise_levels(&r, p, sigma);
     if (p)
         curves_from_plan(&r, p);

@@ -59,25 +59,33 @@ static void test_rule(void **state)
 {
     (void)state;
     static const struct {
-        int32_t carry, steps, count, step[8];
+        int32_t carry, steps, branches, count, step[8];
     } rule[] = {
-        { ESA_CARRY_AUTO, 50, 6, { 0, 5, 10, 18, 28, 38 } },
-        { ESA_CARRY_AUTO, 8, 3, { 0, 2, 4 } },
-        { ESA_CARRY_AUTO, 25, 5, { 0, 3, 7, 12, 18 } },
-        { ESA_CARRY_AUTO, 6, 3, { 0, 1, 3 } },
-        { ESA_CARRY_AUTO, 5, 0, { 0 } },
-        { ESA_CARRY_AUTO, 1, 0, { 0 } },
-        { ESA_CARRY_OFF, 50, 0, { 0 } },
-        { 1, 50, 1, { 0 } },
-        { 1, 1, 1, { 0 } },
-        { 4, 4, 4, { 0, 1, 2, 3 } },
-        { 5, 4, 0, { 0 } },
-        { -2, 4, 0, { 0 } },
+        { ESA_CARRY_AUTO, 50, 2, 6, { 0, 5, 10, 18, 28, 38 } },
+        { ESA_CARRY_AUTO, 8, 2, 3, { 0, 2, 4 } },
+        { ESA_CARRY_AUTO, 25, 2, 5, { 0, 3, 7, 12, 18 } },
+        { ESA_CARRY_AUTO, 6, 2, 3, { 0, 1, 3 } },
+        { ESA_CARRY_AUTO, 5, 2, 0, { 0 } },
+        { ESA_CARRY_AUTO, 1, 2, 0, { 0 } },
+        { ESA_CARRY_AUTO, 8, 0, 3, { 0, 2, 4 } }, /* not known: as with guidance */
+        { ESA_CARRY_AUTO, 8, 1, 0, { 0 } },       /* one branch pays for the whole step */
+        { ESA_CARRY_AUTO, 19, 1, 0, { 0 } },
+        { ESA_CARRY_AUTO, 20, 1, 5, { 0, 2, 5, 9, 14 } },
+        { ESA_CARRY_AUTO, 50, 1, 6, { 0, 5, 10, 18, 28, 38 } },
+        { 3, 8, 1, 3, { 0, 2, 4 } },
+        { ESA_CARRY_OFF, 50, 2, 0, { 0 } },
+        { 1, 50, 2, 1, { 0 } },
+        { 1, 1, 2, 1, { 0 } },
+        { 4, 4, 2, 4, { 0, 1, 2, 3 } },
+        { 5, 4, 2, 0, { 0 } },
+        { -2, 4, 2, 0, { 0 } },
     };
     for (size_t i = 0; i < sizeof rule / sizeof rule[0]; i++) {
         int32_t anchors[64];
-        assert_int_equal(esa_carry_anchors(NULL, rule[i].carry, rule[i].steps), rule[i].count);
-        assert_int_equal(esa_carry_anchors(anchors, rule[i].carry, rule[i].steps), rule[i].count);
+        assert_int_equal(esa_carry_anchors(NULL, rule[i].carry, rule[i].steps, rule[i].branches),
+                         rule[i].count);
+        assert_int_equal(esa_carry_anchors(anchors, rule[i].carry, rule[i].steps, rule[i].branches),
+                         rule[i].count);
         for (int32_t k = 0; k < rule[i].count; k++) assert_int_equal(anchors[k], rule[i].step[k]);
     }
     static const struct { /* the first step of a second transformer is an anchor too */
@@ -98,7 +106,7 @@ static void test_rule(void **state)
     for (int32_t steps = 1; steps <= 64; steps++) /* ascending and inside, whatever is asked for */
         for (int32_t n = 1; n <= steps; n++) {
             int32_t anchors[64];
-            assert_int_equal(esa_carry_anchors(anchors, n, steps), n);
+            assert_int_equal(esa_carry_anchors(anchors, n, steps, 2), n);
             assert_int_equal(anchors[0], 0);
             for (int32_t k = 1; k < n; k++) assert_true(anchors[k] > anchors[k - 1]);
             assert_true(anchors[n - 1] < steps);
@@ -584,18 +592,23 @@ static void test_presets(void **state)
     for (int32_t preset = 0; preset < 3; preset++) {
         double before = off[preset];
         assert_true(esa_preset_work(preset) == off[preset]);
-        assert_true(esa_preset_work_for(preset, 50, ESA_CARRY_OFF) == off[preset]);
-        assert_true(esa_preset_work_for(preset, 5, ESA_CARRY_AUTO) == off[preset]);
+        assert_true(esa_preset_work_for(preset, 50, ESA_CARRY_OFF, 2) == off[preset]);
+        assert_true(esa_preset_work_for(preset, 5, ESA_CARRY_AUTO, 2) == off[preset]);
         for (int32_t steps = 6; steps < 200; steps++) {
-            const double work = esa_preset_work_for(preset, steps, ESA_CARRY_AUTO);
+            const double work = esa_preset_work_for(preset, steps, ESA_CARRY_AUTO, 2);
             assert_true(work > 0 && work <= before);
-            if (preset) assert_true(work < esa_preset_work_for(preset - 1, steps, ESA_CARRY_AUTO));
+            if (preset)
+                assert_true(work < esa_preset_work_for(preset - 1, steps, ESA_CARRY_AUTO, 2));
             before = work;
         }
         assert_true(before < off[preset]);
+        /* Without guidance short runs do not carry, so they take the works of runs without. */
+        assert_true(esa_preset_work_for(preset, 19, ESA_CARRY_AUTO, 1) == off[preset]);
+        assert_true(esa_preset_work_for(preset, 50, ESA_CARRY_AUTO, 1) == before);
     }
-    assert_true(isnan(esa_preset_work_for(3, 50, 0)) && isnan(esa_preset_work_for(-1, 50, 0)));
-    assert_true(isnan(esa_preset_work_for(0, 0, 0)));
+    assert_true(isnan(esa_preset_work_for(3, 50, 0, 2)) &&
+                isnan(esa_preset_work_for(-1, 50, 0, 2)));
+    assert_true(isnan(esa_preset_work_for(0, 0, 0, 2)));
 }
 
 /* Exact rows by default: two without carry, none with it, and what was asked for in any case. */
