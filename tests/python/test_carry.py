@@ -175,15 +175,17 @@ def test_settings_that_carry_nothing(seed):
 
 def test_by_itself(seed):
     """The default carries as often as the library says, for the work of its preset."""
-    steps = 12                                      # enough for less work than without carry
+    steps = 24                                      # enough for less work than without carry
     config = EsaConfig(block=BLOCK)
+    anchors = config.anchors(steps, branches=1)
+    assert config.anchors(12, branches=1) == () != config.anchors(12)       # one branch pays for the whole step
     session = session_of(config, steps=steps)
     run(session, seed, range(steps))
     stats = session.stats()
-    assert stats.anchor_calls == stats.masks_made == len(config.anchors(steps)) > 0
-    assert stats.carried_calls == steps - stats.anchor_calls and stats.work_asked == config.work_for(steps) < 0.44
+    assert stats.anchor_calls == stats.masks_made == len(anchors) > 0
+    assert stats.carried_calls == steps - stats.anchor_calls and stats.work_asked == config.work_for(steps, 1) < 0.44
     made = [session.stats(step=i).anchor_calls for i in range(steps)]
-    assert made == [int(i in config.anchors(steps)) for i in range(steps)]
+    assert made == [int(i in anchors) for i in range(steps)]
 
 
 @pytest.mark.parametrize("change", ["video", "size", "lengths"])

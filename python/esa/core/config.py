@@ -314,12 +314,12 @@ class EsaConfig:
             raise ValueError("quality and plan are for blocks chosen at run time: the masks of a file are built for "
                              "works (work=...), with the plan given to esa.build_mask_file")
 
-    def work_for(self, steps: int) -> float:
+    def work_for(self, steps: int, branches: int = 0) -> float:
         """The work that is asked for in a run of so many steps, given as work or as preset, or meant by neither; 0 for
-        a quality, which needs its plan, and for a budget."""
+        a quality, which needs its plan, and for a budget. branches: guidance branches of a step, 0 if not known."""
         preset = "balanced" if self._unsaid else self.preset
         if preset is not None:
-            return float(load().c.esa_preset_work_for(T.PRESETS[preset], steps, self.carry_number))
+            return float(load().c.esa_preset_work_for(T.PRESETS[preset], steps, self.carry_number, branches))
         return 0.0 if self.work is None else float(self.work)
 
     @property
@@ -329,9 +329,10 @@ class EsaConfig:
             return len(self.carry)
         return {"off": T.CARRY_OFF, "auto": T.CARRY_AUTO}.get(self.carry, self.carry)   # type: ignore[arg-type,return-value]
 
-    def anchors(self, steps: int, switch: int | None = None) -> tuple[int, ...]:
+    def anchors(self, steps: int, switch: int | None = None, branches: int = 0) -> tuple[int, ...]:
         """The steps of the anchors in a run of so many steps; none without carry. switch: the step at which a second
-        transformer takes over (Wan 2.2), which is an anchor too.
+        transformer takes over (Wan 2.2), which is an anchor too. branches: guidance branches of a step, 0 if not known;
+        where there is one alone, "auto" carries in longer runs only.
 
         >>> EsaConfig(carry=[0, 6, 12]).anchors(steps=50), EsaConfig(carry="off").anchors(steps=50)
         ((0, 6, 12), ())
@@ -340,7 +341,7 @@ class EsaConfig:
         """
         found, c = (C.c_int32 * steps)(), load().c
         if not isinstance(self.carry, tuple):
-            count = c.esa_carry_anchors(found, self.carry_number, steps)
+            count = c.esa_carry_anchors(found, self.carry_number, steps, branches)
         elif len(self.carry) <= steps:
             count = len(self.carry)
             found[:count] = list(self.carry)

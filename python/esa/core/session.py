@@ -150,13 +150,13 @@ class Session:
         p.model, p.config_hash = _text(model), _text(config_hash)
         self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
         if self.mode == "online" and config.spends_work:
-            p.work = self._work()
+            p.work = self._work(step_branches or branches)
             p.plan = self.plan.ptr if self.plan else None
             p.work_or_least = int(config.work is None and config.quality is None)    # a preset suits any length
             if sigma is not None:
                 p.sigma = (C.c_double * steps)(*sigma)
         if self.mode == "cached" and config.spends_work:
-            p.work = config.work_for(steps)
+            p.work = config.work_for(steps, step_branches or branches)
         p.masks = self.masks.ptr if self.masks else None
         p.record_groups, p.record_per_branch = record_groups, int(record_per_branch)
         p.first_head, p.total_heads = heads
@@ -175,13 +175,13 @@ class Session:
         # memory: its functions must exist as long as the library's session
         self._context.own(self._ptr, lambda ptr, memory=memory: c.esa_session_free(ptr))  # type: ignore[misc]
 
-    def _work(self) -> float:
+    def _work(self, branches: int) -> float:
         """The work of the config, or the one that the plan expects to reach its quality."""
         config, plan = self.config, self.plan
         if config.quality is None or plan is None:
-            return config.work_for(self.steps)
+            return config.work_for(self.steps, branches)
         anchors = plan.info.anchors
-        if anchors and not config.anchors(self.steps):
+        if anchors and not config.anchors(self.steps, branches=branches):
             raise ValueError(
                 f"quality is {config.quality:g} dB, but the curve of {os.fspath(plan.path)} was measured with carry "
                 f"({anchors} anchors), and this run has none: turn carry on, or give a work")

@@ -289,13 +289,10 @@ class Run:
 
     # ---- sessions
 
-    def _step_branches(self) -> int:
-        """How many calls of a step may share masks, for a run that spends work; 0: not known. A doubled batch that is
-        not split is one call, and so is a step of a pipeline of diffusers that does not say whether it guides
-        (HunyuanVideo)."""
+    def _guidance(self) -> int:
+        """The guidance branches of a step; 0: not known. A step of a pipeline of diffusers that does not say whether it
+        guides has one (HunyuanVideo)."""
         pipe = self.clock.pipe
-        if not self.config.spends_work or self.record is not None:
-            return 0
         if not self.family.guided:
             return 1
         passes = self._passes()
@@ -304,7 +301,15 @@ class Run:
         guides = self._guides()
         if guides is None and not any(kind.__name__ == "DiffusionPipeline" for kind in type(pipe).__mro__):
             return 0
-        return 2 if guides and (self._guided or not self.family.batched) else 1
+        return 2 if guides else 1
+
+    def _step_branches(self) -> int:
+        """How many calls of a step may share masks, for a run that spends work; 0: not known. A doubled batch that is
+        not split is one call."""
+        if not self.config.spends_work or self.record is not None:
+            return 0
+        whole = self.family.batched and not self._guided and not self._passes()
+        return min(1, self._guidance()) if whole else self._guidance()
 
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
@@ -323,7 +328,7 @@ class Run:
         if self.record is not None or self.config.selector == "dense" or (
                 self.moment.steps is None and self.config.carry == "auto"):
             return ()
-        return self.config.anchors(self._steps_now, self._switch(self._steps_now))
+        return self.config.anchors(self._steps_now, self._switch(self._steps_now), self._guidance())
 
     def _switch(self, steps: int) -> int | None:
         """The step at which the second transformer takes over, None if the pipeline does not say (Wan 2.2 does)."""
@@ -354,7 +359,8 @@ class Run:
             anchors = self._anchors()
             if not anchors:
                 config = config.replace(carry="off")
-            elif anchors != config.anchors(key.steps):              # one more, at the second transformer's first step
+            elif anchors != config.anchors(key.steps, branches=key.branches):
+                # one more, at the second transformer's first step
                 config = config.replace(carry=anchors)
         layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):

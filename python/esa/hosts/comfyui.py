@@ -154,14 +154,15 @@ class Patch:
             self.run = HostRun(self.config, self.layers or int(options.get("total_blocks") or layer + 1))
         out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
         told = out.transpose(1, 2) if skip_reshape else out
+        branches = 1 if H3 in options else 0                    # it is made for runs without guidance
         for branch, part in self.parts(options, batch, steps):
             self.run.attention(layer, *(x[part] for x in views), layout=layout, step=step, steps=steps, branch=branch,
                                scale=scale, sigma=self.noise(options) if self.config.spends_work else None,
                                input_layout="BNSD" if skip_reshape else "BSND", out=told[part],
-                               step_branches=1 if H3 in options else 0)         # it is made for runs without guidance
+                               step_branches=branches)
         receipts = options.get(RECEIPTS)
         if receipts is not None:
-            receipts.append((KEY, VERSION, id(self), layer, self.kind(steps), tokens, (0, 0), (0, 0)))
+            receipts.append((KEY, VERSION, id(self), layer, self.kind(steps, branches), tokens, (0, 0), (0, 0)))
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def parts(self, options: Any, batch: int, steps: int | None) -> list[tuple[Any, slice]]:
@@ -178,10 +179,10 @@ class Patch:
         return [((names or conds)[i:i + 1], slice(i * size, (i + 1) * size))
                 for i in sorted(range(count), key=lambda i: int(ranks[i]))]
 
-    def kind(self, steps: int | None) -> str:
+    def kind(self, steps: int | None, branches: int = 0) -> str:
         """The word for sparse calls in receipts and policies. It is one word for the whole run: a forecaster begins
         anew where it changes, and carried outputs and those of anchors are close to each other."""
-        return "carry" if carries(self.config, steps) else "sparse"
+        return "carry" if carries(self.config, steps, branches) else "sparse"
 
     def tell(self, line: str) -> None:
         if line not in self._told:
@@ -198,7 +199,8 @@ class Patch:
         except Dense:
             return None
         sparse = self.window[0] <= sigma <= self.window[1]
-        return (KEY, VERSION, id(self), self.kind(steps) if sparse else "dense", repr(self.config), *self.window,
+        kind = self.kind(steps, 1 if H3 in options else 0) if sparse else "dense"
+        return (KEY, VERSION, id(self), kind, repr(self.config), *self.window,
                 tuple(sorted(self.dense_layers)), tuple(map(str, options.get("uuids") or ())))
 
     def accept_receipts(self, receipts: Any) -> bool:

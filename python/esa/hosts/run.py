@@ -85,11 +85,12 @@ def needs_steps(config: EsaConfig) -> bool:
             or config.steps16_first > 0 or config.steps16_last > 0)
 
 
-def carries(config: EsaConfig, steps: int | None) -> bool:
-    """True if a run of so many steps carries differences; where their number is unknown, "auto" places no anchors."""
+def carries(config: EsaConfig, steps: int | None, branches: int = 0) -> bool:
+    """True if a run of so many steps, with so many guidance branches (0: not known), carries differences; where the
+    number of steps is unknown, "auto" places no anchors."""
     if config.carry == "off" or (steps is None and config.carry == "auto"):
         return False
-    return bool(config.anchors(steps or _OPEN_ENDED))
+    return bool(config.anchors(steps or _OPEN_ENDED, branches=branches))
 
 
 def order_of(config: EsaConfig, layout: Layout) -> Layout:
@@ -214,7 +215,7 @@ class HostRun:
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")
-        if not carries(config, steps):
+        if not carries(config, steps, step_branches):
             config = config.replace(carry="off")
         branches = _BRANCHES if config.masks is None else _FILE_BRANCHES
         # A session that is not strict would run dense by itself, and the host could not say why.
