@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """esa.apply with a work: what is spent, what is shared, and what a plan and a pipeline's noise levels change."""
 import dataclasses
+import functools
 import types
 import warnings
 
@@ -131,11 +132,12 @@ def test_branches_of_a_step():
     class DiffusionPipeline:
         pass
 
-    def branches(pipe, batched=False, work=0.5, half=0):
+    def branches(pipe, batched=False, work=0.5, half=0, known=True):
         config = esa.EsaConfig(work=work) if work else esa.EsaConfig(budget=0.5)
-        clock, family = types.SimpleNamespace(pipe=pipe), types.SimpleNamespace(batched=batched)
+        clock, family = types.SimpleNamespace(pipe=pipe), types.SimpleNamespace(batched=batched, guided=known)
         run = types.SimpleNamespace(config=config, record=None, clock=clock, family=family, _guided=half)
-        run._guides = lambda: Run._guides(run)
+        for name in ("_guides", "_passes", "_guidance"):
+            setattr(run, name, functools.partial(getattr(Run, name), run))
         return Run._step_branches(run)
     guided, alone = (types.SimpleNamespace(do_classifier_free_guidance=x) for x in (True, False))
     assert branches(guided) == 2 and branches(guided, batched=True) == 1 and branches(alone) == 1
@@ -144,4 +146,6 @@ def test_branches_of_a_step():
     assert branches(scaled, batched=True, half=1) == 2 and branches(scaled) == 0
     assert branches(DiffusionPipeline()) == 1
     assert branches(types.SimpleNamespace()) == 0 and branches(None) == 0
+    assert branches(types.SimpleNamespace(guider=types.SimpleNamespace(num_conditions=3))) == 3     # modular pipelines
+    assert branches(guided, known=False) == branches(None, known=False) == 1   # a family that never guides
     assert branches(guided, work=None) == 0

@@ -252,12 +252,12 @@ def test_quality_of_a_plan(tmp_path, anchors):
     plan = esa.WorkPlan(path)
     assert plan.info.anchors == anchors and plan.reach(40) == pytest.approx(0.45)
     config = EsaConfig(quality=40, plan=path, block=BLOCK)
-    assert session_of(config, steps=8).stats().work_asked == pytest.approx(0.45)
+    assert session_of(config, steps=24).stats().work_asked == pytest.approx(0.45)
     off = config.replace(carry="off")
     if anchors:
         for words in (config.replace(refresh_every=2), off):
             with pytest.raises(ValueError, match=r"quality is 40 dB, but the curve of .*plan was measured with carry"):
-                session_of(words, steps=8)
+                session_of(words, steps=24)
         with pytest.raises(ValueError, match=r".4 anchors., and this run has none: turn carry on, or give a work"):
             session_of(config, steps=3)
         off = off.replace(work=0.45, plan=path)
