@@ -11,9 +11,10 @@ static const struct {
     const char *name;
     int32_t level;
 } levels[] = {
-    { "ref", ESA_CPU_REF },       { "avx2", ESA_CPU_AVX2 },
-    { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 },
-    { "neon", ESA_CPU_NEON },
+    { "ref", ESA_CPU_REF },           { "avx2", ESA_CPU_AVX2 },
+    { "avx512", ESA_CPU_AVX512 },     { "avx512bf16", ESA_CPU_AVX512BF16 },
+    { "amx", ESA_CPU_AMX },           { "neon", ESA_CPU_NEON },
+    { "neonbf16", ESA_CPU_NEONBF16 },
 };
 #define LEVELS ((int)(sizeof levels / sizeof levels[0]))
 

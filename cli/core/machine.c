@@ -72,7 +72,7 @@ int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal)
     const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */
     if (status == ESA_ERR_UNSUPPORTED && asked)
         return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, "
-                        "avx512, avx512bf16, neon)",
+                        "avx512, avx512bf16, amx, neon, neonbf16)",
                         asked);
     return cli_fail("creating a context failed: %s", esa_status_name(status));
 }

@@ -1,8 +1,8 @@
 /* attn_cpu.c - flash attention over block lists on the CPU.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Keys and values are read in place if they are f32, in order and without gaps. Others (16-bit
- * types, token orders) are copied first. kv heads are copied in windows: as few heads as keep all
+ * Keys and values are read in place if they are in order, without gaps and in the form of the kernel
+ * set (f32; keys also bf16). Others are copied first. kv heads are copied in windows: as few heads as keep all
  * threads busy, so that the copies reuse memory that is still in cache, and never more than fit
  * into WINDOW_BYTES.
  *
@@ -59,7 +59,8 @@ static void carve_run(attn_run *run, esa_carve *carve)
     const esa_attn_args *a = run->a;
     const attn_sizes *z = &run->z;
     const esa_cpu_kernels *kern = a->kern;
-    const int64_t threads = esa_pool_threads(a->pool), keys = esa_max64(a->block_k, TAIL_BLOCK);
+    const int64_t threads = esa_pool_threads(a->pool),
+                  keys = esa_pad_keys(kern, esa_max64(a->block_k, TAIL_BLOCK));
     run->k_copy = esa_carve_take(carve, z->window * a->nk * z->k_block);
     run->v_copy = esa_carve_take(carve, z->window * a->nk * z->v_block);
     run->item = esa_carve_take(carve, a->B * a->Hq * a->nq * (int64_t)sizeof(attn_item));
@@ -79,7 +80,7 @@ static void carve_run(attn_run *run, esa_carve *carve)
         w.q = esa_carve_take(carve, z->rows_pad * z->depth * kern->packed_bytes);
         w.o = esa_carve_take(carve, z->rows_pad * a->D * 4);
         w.s = esa_carve_take(carve, keys * kern->nr * 4);
-        w.p = kern->packed_bytes == 2 ? esa_carve_take(carve, (keys + 1) / 2 * kern->nr * 4) : w.s;
+        w.p = kern->packed_bytes == 2 ? esa_carve_take(carve, keys * kern->nr * 2) : w.s;
         w.m = esa_carve_take(carve, z->rows_pad * 4);
         w.l = esa_carve_take(carve, z->rows_pad * 4);
         w.alpha = esa_carve_take(carve, kern->nr * 4);
@@ -133,12 +134,12 @@ static void copy_item(void *arg, int64_t item, int32_t worker)
     const int32_t *perm = order_at(a->perm_k, a->perm_k_stride, b, h);
     const rows_ref k = rows_at(a->k, a->k_stride, perm, b, h, j * a->block_k, a->dtype);
     const rows_ref v = rows_at(a->v, a->v_stride, perm, b, h, j * a->block_k, a->dtype);
-    if (!run->in_place) {
+    if (!run->k_in_place)
         a->kern->rows_k(run->k_copy + item * z->k_block, k.data, a->dtype, a->k_stride[2], k.gather,
                         n, a->D);
+    if (!run->v_in_place)
         a->kern->rows_v(run->v_copy + item * z->v_block, v.data, a->dtype, a->v_stride[2], v.gather,
                         n, a->D);
-    }
     if (a->tail) esa_attn_means(run, item, k, v, n);
 }
 
@@ -159,8 +160,8 @@ void esa_attn_attend(const attn_run *run, attn_worker *w, attn_pass *pass, const
         }
         kern->kq(w->s, (char *)w->q + r * z->depth * kern->packed_bytes, kb->k, kb->k_stride,
                  kb->keys, z->depth, run->factor);
-        const int32_t moved = kern->softmax(w->p, w->s, kb->keys, limit, kb->bias, w->m + r,
-                                            w->l + r, w->alpha);
+        const int32_t moved = kern->softmax(w->p, w->s, kb->keys, run->factor, limit, kb->bias,
+                                            w->m + r, w->l + r, w->alpha);
         kern->pv(w->o + r * a->D, w->p, kb->v, kb->v_stride, kb->keys, a->D,
                  moved && !pass->fresh ? w->alpha : NULL, !pass->fresh);
     }
@@ -218,16 +219,12 @@ static key_block key_block_of(const attn_run *run, int64_t slot, int64_t j, int6
     const attn_sizes *z = &run->z;
     const int64_t head = run->first + slot, b = head / a->Hkv, h = head % a->Hkv,
                   n = j * a->block_k, at = slot * a->nk + j;
-    if (!run->in_place)
-        return (key_block){
-            run->k_copy + at * z->k_block, run->v_copy + at * z->v_block, z->depth, a->D, keys, NULL
-        };
-    return (key_block){ rows_at(a->k, a->k_stride, NULL, b, h, n, a->dtype).data,
-                        rows_at(a->v, a->v_stride, NULL, b, h, n, a->dtype).data,
-                        a->k_stride[2],
-                        a->v_stride[2],
-                        keys,
-                        NULL };
+    key_block kb = {
+        run->k_copy + at * z->k_block, run->v_copy + at * z->v_block, z->depth, a->D, keys, NULL
+    };
+    if (run->k_in_place) kb.k = rows_at(a->k, a->k_stride, NULL, b, h, n, a->dtype).data;
+    if (run->v_in_place) kb.v = rows_at(a->v, a->v_stride, NULL, b, h, n, a->dtype).data;
+    return kb;
 }
 
 static void attn_item_run(void *arg, int64_t number, int32_t worker)
@@ -249,6 +246,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
     const int64_t listed = a->count ? a->count[mask_row] : blocks;
 
     attn_pass pass = { b, h, slot, row0, rows, 1 };
+    if (a->kern->begin) a->kern->begin();
     for (int64_t r = 0; r < z->rows_pad; r++) {
         w->m[r] = -INFINITY;
         w->l[r] = 0.0f;
@@ -275,6 +273,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         const key_block kb = key_block_of(run, slot, j, keys);
         esa_attn_attend(run, w, &pass, &kb, seen);
     }
+    if (a->kern->end) a->kern->end();
     finish_rows(run, w, &pass);
 }
 
@@ -342,12 +341,15 @@ static int64_t list_items(attn_run *run)
 }
 
 /* Rows with gaps between them are copied: in place they would share a few cache sets (5 to
- * 8 % slower). */
-static int32_t reads_in_place(const esa_attn_args *a)
+ * 8 % slower). So are rows that a copy would give another form. Tiles are read by whole cache lines,
+ * which must not lie across two. */
+static int32_t reads_in_place(const esa_attn_args *a, const void *rows, int64_t stride,
+                              int32_t same_form)
 {
-    const int32_t floats = a->kern->packed_bytes == 4 && a->dtype == ESA_DTYPE_F32 &&
-                           ((uintptr_t)a->k | (uintptr_t)a->v) % sizeof(float) == 0;
-    return floats && !a->perm_k && a->k_stride[2] == a->D && a->v_stride[2] == a->D;
+    const esa_cpu_kernels *kern = a->kern;
+    const int32_t dtype = kern->packed_bytes == 4 ? ESA_DTYPE_F32 : ESA_DTYPE_BF16;
+    return same_form && a->dtype == dtype && !a->perm_k && stride == a->D &&
+           (uintptr_t)rows % (uintptr_t)(kern->depth_unit > 2 ? 64 : 4) == 0;
 }
 
 void esa_attn_cpu(const esa_attn_args *args, void *ws)
@@ -359,13 +361,13 @@ void esa_attn_cpu(const esa_attn_args *args, void *ws)
     attn_run run = { .a = args, .z = sizes_of(args), .factor = (float)(args->scale * LOG2_E) };
     esa_carve carve = { ws, 0 };
     carve_run(&run, &carve);
-    run.in_place = reads_in_place(args);
-    const int64_t all = args->B * args->Hkv,
-                  window = run.in_place && !args->tail ? all : run.z.window;
+    run.k_in_place = reads_in_place(args, args->k, args->k_stride[2], run.z.depth == args->D);
+    run.v_in_place = reads_in_place(args, args->v, args->v_stride[2], args->kern->keys_unit == 1);
+    const int32_t copies = !run.k_in_place || !run.v_in_place || args->tail;
+    const int64_t all = args->B * args->Hkv, window = copies ? run.z.window : all;
     for (run.first = 0; run.first < all; run.first += run.heads) {
         run.heads = esa_min64(window, all - run.first);
-        if (!run.in_place || args->tail)
-            esa_pool_run(args->pool, copy_item, &run, run.heads * args->nk);
+        if (copies) esa_pool_run(args->pool, copy_item, &run, run.heads * args->nk);
         if (args->tail)
             esa_pool_run(args->pool, esa_attn_tail_copy, &run, run.heads * run.z.tail_blocks);
         esa_pool_run(args->pool, attn_item_run, &run, list_items(&run));

@@ -21,7 +21,7 @@ typedef struct attn_worker { /* scratch of one thread */
     float *o;                /* [rows_pad/nr][D][nr] */
     float *s;                /* [keys][nr] */
     float *m, *l, *alpha;    /* [rows_pad], [rows_pad], [nr] */
-    void *p;                 /* bf16 set: [keys/2][nr][2]; f32 sets: = s */
+    void *p;                 /* bf16 sets: [keys rounded up][nr]; f32 sets: = s */
     float *limit;            /* [nr] causal */
     float *bias;             /* [nk rounded up] tail */
     float *mean_q;           /* [D] centroid */
@@ -41,13 +41,13 @@ typedef struct attn_item {
 typedef struct attn_run {
     const esa_attn_args *a;
     attn_sizes z;
-    float factor;           /* scale * log2(e) */
-    int32_t in_place;       /* 1: k and v are read in place */
-    char *k_copy, *v_copy;  /* [window][nk] blocks */
-    float *k_mean, *v_mean; /* [window][nk][D] */
-    uint8_t *odd;           /* [window][nk] 1: the mean value is not finite */
-    float *k_fine, *v_fine; /* [window][nk][fine][D] levels: means of parts of a block */
-    char *tail_k, *tail_v;  /* [window][tail_blocks] */
+    float factor;                   /* scale * log2(e) */
+    int32_t k_in_place, v_in_place; /* 1: read where they are */
+    char *k_copy, *v_copy;          /* [window][nk] blocks */
+    float *k_mean, *v_mean;         /* [window][nk][D] */
+    uint8_t *odd;                   /* [window][nk] 1: the mean value is not finite */
+    float *k_fine, *v_fine;         /* [window][nk][fine][D] levels: means of parts of a block */
+    char *tail_k, *tail_v;          /* [window][tail_blocks] */
     attn_worker *worker;
     attn_item *item;      /* items of the window */
     int64_t first, heads; /* kv heads (b*Hkv + h) of the window */

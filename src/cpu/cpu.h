@@ -8,12 +8,14 @@
  *
  * There are two families. Attention puts queries along the vectors (nr at a time) and broadcasts
  * keys and values from their rows, in place if they are f32 and in order. Selectors put keys along
- * the vectors. Shapes, in elements of packed_bytes (4 for f32 sets, 2 for bf16):
+ * the vectors. Shapes, in elements of packed_bytes (4 for f32 sets, 2 for bf16), with D' = D rounded
+ * up to depth_unit, U = keys_unit and D'' = D rounded up to dims_unit:
  *
- *     panel_q  [ceil(rows/nr)][D'][nr]   D' = D; bf16: D rounded up to even, pairs along D
- *                                        interleaved
+ *     panel_q  [ceil(rows/nr)][D'][nr]   bf16: pairs along D interleaved, [D'/2][nr][2]
  *     rows_k   [rows][D']
- *     rows_v   [rows][D]                 bf16: rows rounded up to even, [rows/2][D][2]
+ *     rows_v   [ceil(rows/U)][D''][U]    U = 1: rows; 2: pairs of keys; 32: transposed groups for
+ *                                        tiles, with keys i and i + 16 at places 2i and 2i + 1
+ *     p        [ceil(keys/U)][U][nr]     U = 2 and 32: [U/2][nr][2], the same pairs
  *     pack_q   [ceil(rows/mr)][D][mr]
  *     pack_k   [ceil(rows/nr)][D][nr]
  *
@@ -24,15 +26,23 @@
 #include "base/memory.h"
 #include "base/pool.h"
 
-#define ESA_CPU_MAX_MR 16 /* largest mr of any table */
-#define ESA_CPU_MAX_NR 32 /* largest nr of any table */
+#define ESA_CPU_LEVELS (ESA_CPU_NEONBF16 + 1) /* number of ESA_CPU_* */
+#define ESA_CPU_MAX_MR 16                     /* largest mr of any table */
+#define ESA_CPU_MAX_NR 32                     /* largest nr of any table */
 
 typedef struct esa_cpu_kernels {
     const char *name; /* "ref", "avx2", ... */
     int32_t level;    /* ESA_CPU_* */
     int32_t mr; /* rows of a tile: keys or head-dim columns in attention, queries in selectors */
     int32_t nr; /* columns of a tile: queries in attention, keys in selectors */
-    int32_t packed_bytes; /* 4, or 2 for the bf16 set */
+    int32_t packed_bytes; /* 4, or 2 for the bf16 sets */
+    /* Rows of queries and keys have D rounded up to depth_unit. rows_v keeps keys_unit keys
+     * together, for each of D rounded up to dims_unit. */
+    int32_t depth_unit, keys_unit, dims_unit;
+
+    /* What a task of the pool calls before the first kq or pv and after the last; NULL: nothing. */
+    void (*begin)(void);
+    void (*end)(void);
 
     /* Attention: nr queries side by side, multiplied by factor (f32 sets; the bf16 set leaves
      * factor to kq). */
@@ -45,20 +55,21 @@ typedef struct esa_cpu_kernels {
     void (*rows_v)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D);
 
-    /* s[key][nr] = factor * dot over depth with one panel of queries. k: rows
-     * of k_stride elements. */
+    /* s[key][nr] = factor * dot over depth with one panel of queries. k: rows of k_stride elements.
+     * The tile set leaves factor to softmax, and may write the rows up to a multiple of
+     * keys_unit. */
     void (*kq)(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys,
                int64_t depth, float factor);
 
-    /* One online-softmax step on log2 scores s[keys][nr]. limit: keys each query sees (NULL: all).
+    /* One online-softmax step on log2 scores s[keys][nr] (tile set: on scores times factor). limit: keys each query sees (NULL: all).
      * bias: per key, log2 (NULL: 0; -inf removes the key). Running state per query: m[nr]
      * (reference maximum, -inf at first) and l[nr] (sum). Writes p = exp2(s - m) over s (f32 sets:
-     * p == s), or to p as [keys/2][nr][2] with 0 for a missing last key (bf16 set). alpha[nr]
+     * p == s), or to p in the pairs of rows_v, with 0 for missing keys (16-bit sets). alpha[nr]
      * receives the factor for the old o; l is already rescaled. Returns 1 if some alpha may differ
      * from 1. m changes only if a score exceeds it by more than 8 (log2 units), so p may reach 2^8
      * and rescaling is rare. */
-    int32_t (*softmax)(void *p, float *s, int64_t keys, const float *limit, const float *bias,
-                       float *m, float *l, float *alpha);
+    int32_t (*softmax)(void *p, float *s, int64_t keys, float factor, const float *limit,
+                       const float *bias, float *m, float *l, float *alpha);
 
     /* o[D][nr] = o * alpha[nr] (alpha NULL: 1) + sum over keys of v p. The sum starts from 0 and is
      * added to o at the end. accumulate 0: neither o nor alpha is read. v: rows of v_stride
@@ -75,7 +86,7 @@ typedef struct esa_cpu_kernels {
     void (*stream)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
                    const float *factor, int64_t rows, int64_t D);
 
-    /* Selectors; NULL in the bf16 set, which serves attention only. Packs rows x D of any dtype,
+    /* Selectors; NULL in the bf16 sets, which serve attention only. Packs rows x D of any dtype,
      * multiplied by factor. */
     void (*pack_q)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D, float factor);
@@ -121,8 +132,11 @@ typedef struct esa_cpu_kernels {
 const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level);
 /* Levels that the CPU and the operating system allow: bit (1 << ESA_CPU_*) for each. */
 uint32_t esa_cpu_detect(void);
-/* 1 if bf16 instructions are faster than f32 ones. Otherwise their level is used only if asked for
- * by name. */
+/* The level of the plain vectors that a level has: AVX512 for AVX512BF16 and AMX, NEON for NEONBF16,
+ * else the level itself. */
+int32_t esa_cpu_vectors(int32_t level);
+/* 1 if the bf16 instructions of AVX-512 are faster than f32 ones. Otherwise their level is used only
+ * if asked for by name. */
 int32_t esa_cpu_bf16_pays(void);
 /* ESA_CPU_* of a name in $ESA_CPU, or -1. */
 int32_t esa_cpu_level_from_name(const char *name);
@@ -130,7 +144,12 @@ int32_t esa_cpu_level_from_name(const char *name);
 /* Sizes of packed buffers in bytes. */
 static inline int64_t esa_pad_depth(const esa_cpu_kernels *kern, int64_t D)
 {
-    return kern->packed_bytes == 2 ? (D + 1) / 2 * 2 : D;
+    return esa_ceil_div(D, kern->depth_unit) * kern->depth_unit;
+}
+/* Rows of s and p that must be writable. */
+static inline int64_t esa_pad_keys(const esa_cpu_kernels *kern, int64_t keys)
+{
+    return esa_ceil_div(keys, kern->keys_unit) * kern->keys_unit;
 }
 static inline int64_t esa_q_pack_bytes(const esa_cpu_kernels *kern, int64_t rows, int64_t D)
 {
@@ -146,7 +165,8 @@ static inline int64_t esa_rows_k_bytes(const esa_cpu_kernels *kern, int64_t rows
 }
 static inline int64_t esa_rows_v_bytes(const esa_cpu_kernels *kern, int64_t rows, int64_t D)
 {
-    return (rows + 1) / 2 * 2 * D * kern->packed_bytes;
+    return esa_pad_keys(kern, rows) * (esa_ceil_div(D, kern->dims_unit) * kern->dims_unit) *
+           kern->packed_bytes;
 }
 
 #endif

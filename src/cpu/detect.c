@@ -3,6 +3,7 @@
  *
  * A CPUID bit is not enough. The operating system must also save the wide registers (XCR0), or the
  * first wide instruction faults. */
+#include "cpu/amx.h"
 #include "cpu/cpu.h"
 
 #include <string.h>
@@ -32,8 +33,9 @@ uint32_t esa_cpu_detect(void)
     /* opmask, zmm low and high */
     if (!(f && dq && bw && vl) || (xcr0 & 0xe0) != 0xe0) return levels;
     levels |= 1u << ESA_CPU_AVX512;
-    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1))
-        levels |= 1u << ESA_CPU_AVX512BF16;
+    if (!(a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1))) return levels;
+    levels |= 1u << ESA_CPU_AVX512BF16;
+    if (esa_cpu_amx()) levels |= 1u << ESA_CPU_AMX;
     return levels;
 }
 
@@ -47,19 +49,34 @@ int32_t esa_cpu_bf16_pays(void)
            c == signature_AMD_ecx;
 }
 #elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#define HWCAP2_BITS_BF16 (1ul << 14) /* HWCAP2_BF16 of <asm/hwcap.h> since Linux 5.7 */
+
 int32_t esa_cpu_bf16_pays(void) { return 0; }
-/* NEON is part of the base ISA. */
-uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON; }
+/* NEON is part of the base ISA; BFMMLA comes with FEAT_BF16. */
+uint32_t esa_cpu_detect(void)
+{
+    const uint32_t levels = 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON;
+    return getauxval(AT_HWCAP2) & HWCAP2_BITS_BF16 ? levels | 1u << ESA_CPU_NEONBF16 : levels;
+}
 #else
 int32_t esa_cpu_bf16_pays(void) { return 0; }
 uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF; }
 #endif
 
-static const char *const level_name[] = { "best", "ref", "avx2", "avx512", "avx512bf16", "neon" };
+int32_t esa_cpu_vectors(int32_t level)
+{
+    if (level == ESA_CPU_AVX512BF16 || level == ESA_CPU_AMX) return ESA_CPU_AVX512;
+    return level == ESA_CPU_NEONBF16 ? ESA_CPU_NEON : level;
+}
+
+static const char *const level_name[ESA_CPU_LEVELS] = { "best",       "ref",  "avx2", "avx512",
+                                                        "avx512bf16", "neon", "amx",  "neonbf16" };
 
 int32_t esa_cpu_level_from_name(const char *name)
 {
-    for (int32_t i = 0; i < (int32_t)(sizeof level_name / sizeof level_name[0]); i++)
+    for (int32_t i = 0; i < ESA_CPU_LEVELS; i++)
         if (!strcmp(name, level_name[i])) return i;
     return -1;
 }

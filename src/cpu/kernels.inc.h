@@ -277,14 +277,15 @@ INLINE void exp2_rows(float *s, vf ref[NV], vf sum[2][NV], const int n)
     }
 }
 
-static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias,
-                       float *m, float *l, float *alpha)
+static int32_t softmax(void *p, float *s, int64_t keys, float factor, const float *limit,
+                       const float *bias, float *m, float *l, float *alpha)
 {
     const vf none = v_set1(-INFINITY), one = v_set1(1.0f);
     vf top[2][NV], ref[NV], sum[2][NV]; /* two chains hide the latency of max and add */
     int32_t moved = 0;
     int64_t i = 0;
-    (void)p; /* f32 sets work in place */
+    (void)p;      /* f32 sets work in place */
+    (void)factor; /* kq or panel_q applied it */
     if (limit || bias) prepare_scores(s, keys, limit, bias);
     UNROLL
     for (int j = 0; j < NV; j++) top[0][j] = top[1][j] = none;
@@ -494,7 +495,7 @@ static void residue(float *e, const float *a, const float *o, const float *w, co
 }
 
 #define KERNEL_SLOTS                                                                               \
-    .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows,                \
-    .rows_v = copy_rows, .kq = kq, .softmax = softmax, .pv = pv, .store = store,                   \
-    .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats,           \
-    .mean = mean, .fold = fold, .residue = residue
+    .mr = MR, .nr = NR, .packed_bytes = 4, .depth_unit = 1, .keys_unit = 1, .dims_unit = 1,        \
+    .panel_q = panel_q, .rows_k = copy_rows, .rows_v = copy_rows, .kq = kq, .softmax = softmax,    \
+    .pv = pv, .store = store, .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, \
+    .stats = stats, .mean = mean, .fold = fold, .residue = residue

@@ -14,71 +14,19 @@
 
 enum { MR = 12, NV = 2, ROWS_A = 4, ROWS_B = 8 };
 #include "cpu/kernels.inc.h"
-
-/* 16 words (32 values) of a row from value d on, as bf16 pairs. Values at or past D are zero. */
-INLINE __m512i pair_words(const char *row, int64_t d, int64_t D, int32_t dtype)
-{
-    if (d + 32 <= D) {
-        if (dtype == ESA_DTYPE_BF16) return _mm512_loadu_si512(row + 2 * d);
-        const int64_t size = esa_dtype_size(dtype);
-        return (__m512i)_mm512_cvtne2ps_pbh(v_load_as(row + (d + 16) * size, dtype),
-                                            v_load_as(row + d * size, dtype));
-    }
-    uint16_t t[32];
-    /* Exact for bf16. */
-    for (int64_t i = 0; i < 32; i++)
-        t[i] = d + i >= D ? 0 : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));
-    return _mm512_loadu_si512(t);
-}
-
-/* dst [D'/2][W] words. */
-INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int64_t stride,
-                       const int32_t *gather, int64_t rows, int64_t D, const int W)
-{
-    const int64_t size = esa_dtype_size(dtype), words = (D + 1) / 2;
-    for (int64_t first = 0; first < rows; first += W, dst += words * W)
-        for (int64_t w0 = 0; w0 < words; w0 += 16)
-            for (int base = 0; base < W; base += 16) {
-                vf r[16];
-                for (int i = 0; i < 16; i++) {
-                    const int64_t n = first + base + i;
-                    r[i] = base + i < W && n < rows
-                               ? _mm512_castsi512_ps(pair_words(
-                                     (const char *)src + (gather ? gather[n] : n) * stride * size,
-                                     2 * w0, D, dtype))
-                               : v_zero();
-                }
-                v_transpose(r);
-                for (int i = 0; i < 16 && w0 + i < words; i++)
-                    v_store_first((float *)dst + (w0 + i) * W + base, r[i],
-                                  W - base < 16 ? W - base : 16);
-            }
-}
+#include "cpu/pairs_avx512.h"
 
 static void panel_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
                          const int32_t *gather, int64_t rows, int64_t D, float factor)
 {
     (void)factor; /* left to kq: rounding scaled queries to bf16 would lose precision */
-    BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, NR))
-}
-
-/* Stores the first n of 32 values. */
-INLINE void store_words(uint16_t *dst, __m512i x, int64_t n)
-{
-    _mm512_mask_storeu_epi16(dst, n >= 32 ? 0xffffffffu : (1u << n) - 1u, x);
+    BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, (D + 1) / 2, NR))
 }
 
 static void rows_k_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
                         const int32_t *gather, int64_t rows, int64_t D)
 {
-    const int64_t size = esa_dtype_size(dtype), depth = (D + 1) / 2 * 2;
-    uint16_t *out = dst;
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < depth; d += 32)
-            store_words(out + i * depth + d,
-                        pair_words((const char *)src + (gather ? gather[i] : i) * stride * size, d,
-                                   D, dtype),
-                        depth - d);
+    copy_words(dst, src, dtype, stride, gather, rows, D, (D + 1) / 2 * 2);
 }
 
 /* dst [ceil(rows/2)][D][2]: rows 2i and 2i+1 interleaved. */
@@ -162,10 +110,10 @@ static void kq_bf16(float *s, const void *q, const void *keys_at, int64_t k_stri
     for (; i < keys; i++) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, 1);
 }
 
-static int32_t softmax_bf16(void *p, float *s, int64_t keys, const float *limit, const float *bias,
-                            float *m, float *l, float *alpha)
+static int32_t softmax_bf16(void *p, float *s, int64_t keys, float factor, const float *limit,
+                            const float *bias, float *m, float *l, float *alpha)
 {
-    const int32_t moved = softmax(s, s, keys, limit, bias, m, l, alpha);
+    const int32_t moved = softmax(s, s, keys, factor, limit, bias, m, l, alpha);
     for (int64_t i = 0; i < keys; i += 2)
         for (int j = 0; j < NV; j++) {
             const vf even = v_load(s + i * NR + j * VL),
@@ -209,6 +157,9 @@ static const esa_cpu_kernels bf16_set = {
     .mr = MR,
     .nr = NR,
     .packed_bytes = 2,
+    .depth_unit = 2,
+    .keys_unit = 2,
+    .dims_unit = 1,
     .panel_q = panel_q_bf16,
     .rows_k = rows_k_bf16,
     .rows_v = rows_v_bf16,

@@ -84,11 +84,12 @@ static void kq(float *s, const void *q, const void *k, int64_t k_stride, int64_t
         }
 }
 
-static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias,
-                       float *m, float *l, float *alpha)
+static int32_t softmax(void *p, float *s, int64_t keys, float factor, const float *limit,
+                       const float *bias, float *m, float *l, float *alpha)
 {
     float *out = p;
     int32_t moved = 0;
+    (void)factor; /* panel_q folded it into q */
     for (int64_t c = 0; c < NR; c++) {
         float top = -INFINITY, sum = 0.0f;
         for (int64_t i = 0; i < keys; i++) {
@@ -199,6 +200,9 @@ const esa_cpu_kernels esa_kernels_ref = {
     .mr = MR,
     .nr = NR,
     .packed_bytes = 4,
+    .depth_unit = 1,
+    .keys_unit = 1,
+    .dims_unit = 1,
     .panel_q = panel_q,
     .rows_k = copy_rows,
     .rows_v = copy_rows,

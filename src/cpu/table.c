@@ -14,12 +14,19 @@ static const esa_cpu_kernels *table_of(int32_t level)
     case ESA_CPU_AVX2: return &esa_kernels_avx2;
     case ESA_CPU_AVX512: return &esa_kernels_avx512;
     case ESA_CPU_AVX512BF16: return &esa_kernels_avx512bf16;
+    case ESA_CPU_AMX: return &esa_kernels_amx;
 #elif defined(__aarch64__)
     case ESA_CPU_NEON: return &esa_kernels_neon;
+    case ESA_CPU_NEONBF16: return &esa_kernels_neonbf16;
 #endif
     default: return NULL;
     }
 }
+
+/* The last one is always there. */
+static const int32_t best_first[] = { ESA_CPU_AMX,  ESA_CPU_AVX512BF16, ESA_CPU_AVX512,
+                                      ESA_CPU_AVX2, ESA_CPU_NEONBF16,   ESA_CPU_NEON,
+                                      ESA_CPU_REF };
 
 const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level)
 {
@@ -32,7 +39,9 @@ const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level)
         if (level < 0) return NULL;
         if (level != ESA_CPU_BEST) return have >> level & 1 ? table_of(level) : NULL;
     }
-    for (level = ESA_CPU_NEON; level > ESA_CPU_REF; level--)
+    for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
+        level = best_first[i];
         if ((have >> level & 1) && (level != ESA_CPU_AVX512BF16 || esa_cpu_bf16_pays())) break;
+    }
     return table_of(level);
 }

@@ -86,7 +86,7 @@ esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
         if (p.reserved[i]) return ESA_ERR_ARGUMENT;
     if (p.threads < 0 || p.threads > ESA_MAX_THREADS || !p.alloc != !p.dealloc)
         return ESA_ERR_ARGUMENT;
-    if (p.cpu_level < ESA_CPU_BEST || p.cpu_level > ESA_CPU_NEON) return ESA_ERR_ARGUMENT;
+    if (p.cpu_level < ESA_CPU_BEST || p.cpu_level >= ESA_CPU_LEVELS) return ESA_ERR_ARGUMENT;
     const esa_cpu_kernels *kern = esa_cpu_kernels_get(p.cpu_level);
     /* a level this machine does not have, or an unknown $ESA_CPU */
     if (!kern) return ESA_ERR_UNSUPPORTED;

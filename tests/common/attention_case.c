@@ -6,6 +6,7 @@
 #include "ctx/ctx.h"
 #include "common/bf16_emulated.h"
 #include "common/on_gpu.h"
+#include "common/tiles_emulated.h"
 #include "cpu/cpu.h"
 #include "rules/carry.h"
 
@@ -27,10 +28,11 @@ int find_test_levels(int32_t *level, int *native)
         if (!getenv("ESA_CUDA") && !on_stand_in()) level[n++] = GPU_SM80;
         return *native = n;
     }
-    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++)
+    for (int32_t l = ESA_CPU_REF; l < ESA_CPU_LEVELS; l++)
         if (esa_cpu_kernels_get(l)) level[n++] = l;
     *native = n;
     if (bf16_emulated()) level[n++] = CPU_BF16_EMULATED;
+    if (tiles_emulated(0)) level[n++] = CPU_TILES_EMULATED;
     return n;
 }
 
@@ -43,6 +45,7 @@ esa_ctx *level_ctx(int32_t level, int32_t threads)
     if (level == CPU_BF16_EMULATED) cp.cpu_level = ESA_CPU_AVX512;
     assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
     if (level == CPU_BF16_EMULATED) ctx->kern = bf16_emulated();
+    if (level == CPU_TILES_EMULATED) ctx->kern = tiles_emulated(0);
     if (level == CPU_SM80 || level == CPU_SM89) {
         static esa_cpu_kernels tables[2];
         esa_cpu_kernels *table = &tables[level - CPU_SM80];

@@ -7,9 +7,16 @@
 #include "esa/esa_carry.h"
 
 /* Levels of the tests alone, beside ESA_CPU_*: the bf16 set with its instructions emulated
- * (bf16_emulated.h), the best set with 8-bit attention as in the kernels sm80-8bit (P and v in f16)
+ * (bf16_emulated.h), the one over AMX tiles likewise (tiles_emulated.h), the best set with 8-bit attention as in the kernels sm80-8bit (P and v in f16)
  * and sm89-8bit, and on a GPU (on_gpu.h) the kernels it gets by itself and the sm80 ones. */
-enum { CPU_BF16_EMULATED = 100, CPU_SM80 = 101, CPU_SM89 = 102, GPU_BEST = 200, GPU_SM80 = 201 };
+enum {
+    CPU_BF16_EMULATED = 100,
+    CPU_SM80 = 101,
+    CPU_SM89 = 102,
+    CPU_TILES_EMULATED = 103,
+    GPU_BEST = 200,
+    GPU_SM80 = 201
+};
 
 typedef struct attention_case {
     int64_t B, Hq, Hkv, Nq, Nk, D;
