@@ -91,9 +91,9 @@ const char *cli_blas_better_core(const cli_blas *blas, const char *cpu)
                                        "Opteron_SSE3", "Barcelona",  "Nano",      "Generic" };
     for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
         if (strcasecmp(blas->core, old[i]) != 0) continue;
-        return strncmp(cpu, "avx512", 6) == 0 ? "SkylakeX"
-               : strcmp(cpu, "avx2") == 0     ? "Haswell"
-                                              : NULL;
+        return strncmp(cpu, "avx512", 6) == 0 || strcmp(cpu, "amx") == 0 ? "SkylakeX"
+               : strcmp(cpu, "avx2") == 0                                ? "Haswell"
+                                                                         : NULL;
     }
     return NULL;
 }

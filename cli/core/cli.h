@@ -160,6 +160,8 @@ typedef struct cli_machine {
     int64_t memory_bytes;
 } cli_machine;
 void cli_machine_get(cli_machine *machine);
+/* 1 if the system says that its processors have a feature, by its name in /proc/cpuinfo. */
+int cli_machine_has(const char *feature);
 /* Adds "machine" and "commit", as in every JSON file of esa. ctx gives threads and kernels; ctx and
  * blas may be NULL. */
 void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas);

@@ -48,6 +48,25 @@ void cli_machine_get(cli_machine *m)
     m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
+int cli_machine_has(const char *feature)
+{
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char *line = NULL;
+    size_t room = 0;
+    int has = 0;
+    while (file && !has && getline(&line, &room, file) > 0) {
+        if (strncmp(line, "flags", 5) != 0) continue;
+        char *rest;
+        for (const char *word = strtok_r(line, " \t\n", &rest); word && !has;
+             word = strtok_r(NULL, " \t\n", &rest))
+            has = strcmp(word, feature) == 0;
+        break; /* all processors are alike */
+    }
+    free(line);
+    if (file) fclose(file);
+    return has;
+}
+
 int cli_ctx_new(esa_ctx **ctx, int64_t threads) { return cli_ctx_on(ctx, threads, 0); }
 
 /* Says that threads could not be started. user: whether a context is being made; what it logs later

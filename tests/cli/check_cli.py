@@ -4,8 +4,10 @@
 GPU).
 
 Every failure must be one message on stderr, an exit status, and nothing left on disk."""
+import ctypes
 import json
 import os
+import platform
 import re
 import struct
 import subprocess
@@ -176,7 +178,7 @@ class Outputs(Base):
         code, out, err = self.shell('OPENBLAS_CORETYPE=Prescott "$ESA" doctor')
         self.assertEqual(code, 0, err)
         kernels = re.search(r"^kernels +(\S+)", out, re.M)[1]
-        if "kernels for Prescott" not in out or kernels not in ("avx2", "avx512", "avx512bf16"):
+        if "kernels for Prescott" not in out or kernels not in ("avx2", "avx512", "avx512bf16", "amx"):
             kit.skip(self, "no OpenBLAS with kernels for several processors here, or a processor without AVX2")
         self.assertIn(f"OPENBLAS_CORETYPE={'Haswell' if kernels == 'avx2' else 'SkylakeX'} in the environment", out)
         self.assertNotIn("hint", self.shell('OPENBLAS_CORETYPE=Haswell "$ESA" doctor')[1])
@@ -790,6 +792,32 @@ class Doctor(Base):
     def test_unknown_kernel_set(self):
         for command in (["doctor"], ["demo"], ["bench", "attention"], ["masks", "info", "x"]):
             self.fails(*command, status=1, says=["ESA_CPU", "nonsense", "avx2"], env={"ESA_CPU": "nonsense"})
+
+    def test_amx_refused(self):
+        """Without the permission the doctor falls back to another set, and says so in one line."""
+        def refuse():
+            """A filter that refuses arch_prctl(0x1023), by which a process asks for a feature."""
+            def code(op, value, if_true=0, if_false=0):
+                return struct.pack("HBBI", op, if_true, if_false, value)
+            rules = (code(0x20, 0) + code(0x15, 158, 0, 3) + code(0x20, 16) + code(0x15, 0x1023, 0, 1) +
+                     code(0x06, 0x00050001) + code(0x06, 0x7fff0000))
+            program = ctypes.create_string_buffer(rules, len(rules))
+            header = struct.pack("HxxxxxxQ", len(rules) // 8, ctypes.addressof(program))
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, header, 0, 0):
+                raise OSError(ctypes.get_errno(), "prctl")
+        if platform.machine() != "x86_64":
+            kit.skip(self, "AMX is x86 only")
+        done = subprocess.run([ESA, "doctor", "--json", "d"], cwd=self.dir, capture_output=True, text=True,
+                              preexec_fn=refuse, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        with open("/proc/cpuinfo", encoding="utf-8") as info:
+            has = re.search(r"\bamx_bf16\b", info.read()) is not None
+        line = re.search("^check +amx +(.*)$", done.stdout, re.M)[1]
+        self.assertEqual(line.startswith("refused: "), has, line)
+        self.assertNotRegex(done.stdout, r"(?m)^kernels +amx")
+        amx = next(x for x in kit.load(self.path("d"))["kernel_sets"] if x["name"] == "amx")
+        self.assertEqual((amx["available"], amx.get("refused", False)), (False, has))
 
     def test_lowered(self):
         self.assertRegex(self.works("doctor", env={"ESA_CPU": "ref"}), r"kernels +ref \(ESA_CPU=ref\)")
