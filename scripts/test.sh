@@ -221,12 +221,12 @@ else
 fi
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions,
 # mask files and the examples that use them do not, and follow in the complete run.
-# qemu's user mode cannot fork a process that has threads, which base.test_process does.
-if [ "$mode" = all ]; then stage "NEON under qemu" neon -E '^base\.test_process$'
+# qemu's user mode cannot fork a process that has threads, which two tests do.
+if [ "$mode" = all ]; then stage "NEON under qemu" neon -E '^(base\.test_process|kern\.test_amx_process)$'
 else
     export ESA_TEST_EMULATED=1
     stage "NEON under qemu, without sessions and mask files" neon \
-        -E '^(session|maskfile|example\.0[3-6]|base\.test_process$)'
+        -E '^(session|maskfile|example\.0[3-6]|base\.test_process$|kern\.test_amx_process$)'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit

@@ -32,7 +32,8 @@ int find_test_levels(int32_t *level, int *native)
         if (esa_cpu_kernels_get(l)) level[n++] = l;
     *native = n;
     if (bf16_emulated()) level[n++] = CPU_BF16_EMULATED;
-    if (tiles_emulated(0)) level[n++] = CPU_TILES_EMULATED;
+    /* An emulation inside an emulated processor takes minutes; test_kernels has its slots. */
+    if (tiles_emulated(0) && !getenv("ESA_TEST_EMULATED")) level[n++] = CPU_TILES_EMULATED;
     return n;
 }
 

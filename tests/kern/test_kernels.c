@@ -52,18 +52,19 @@ static uint16_t value_at(const esa_cpu_kernels *k, const void *values, int64_t D
                          int64_t d)
 {
     const int64_t U = k->keys_unit, dims = esa_ceil_div(D, k->dims_unit) * k->dims_unit,
-                  i = row % U, place = U == 2 ? i : i % 16 * 2 + i / 16;
+                  i = row % U, place = U == 32 ? i % 16 * 2 + i / 16 : i;
     return ((const uint16_t *)values)[(row / U * dims + d) * U + place];
 }
 
-/* Element (row, d) of panels of W rows; the bf16 sets keep pairs along d. */
+/* Element (row, d) of panels of W rows; the bf16 sets keep pairs or fours along d. */
 static double panel_at(const esa_cpu_kernels *k, const void *pack, int64_t W, int64_t D,
                        int64_t row, int64_t d)
 {
     const int64_t depth = esa_pad_depth(k, D), panel = row / W, w = row % W;
     if (k->packed_bytes == 4) return (double)((const float *)pack)[(panel * depth + d) * W + w];
+    const int64_t n = k->keys_unit == 4 ? 4 : 2; /* BFMMLA takes fours, the others pairs */
     return (double)esa_bf16_to_f32(
-        ((const uint16_t *)pack)[panel * depth * W + (d / 2 * W + w) * 2 + d % 2]);
+        ((const uint16_t *)pack)[panel * depth * W + (d / n * W + w) * n + d % n]);
 }
 
 /* Relative error of the tile set's exp2: its polynomial (cpu/exp2_poly.h) in two evaluations, p and
@@ -355,6 +356,8 @@ static double weight_at(const esa_cpu_kernels *k, const void *p, int64_t c, int6
 {
     const int64_t U = k->keys_unit, place = U == 32 ? c % 16 * 2 + c % 32 / 16 : c % U;
     if (k->packed_bytes == 4) return (double)((const float *)p)[c * k->nr + i];
+    if (U == 4)
+        return (double)esa_bf16_to_f32(((const uint16_t *)p)[(c / 4 * k->nr + i) * 4 + c % 4]);
     return (double)esa_bf16_to_f32(
         ((const uint16_t *)p)[(c / U * U + place / 2 * 2) * k->nr + 2 * i + place % 2]);
 }
