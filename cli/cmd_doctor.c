@@ -95,8 +95,8 @@ typedef struct operand {
     esa_tensor f32, cast, given;
 } operand;
 
-/* Makes operand i. given is what the kernels take: f32 itself or cast, or a copy of it on the GPU. 0
- * if it failed. */
+/* Makes operand i. given is what the kernels take: f32 itself or cast, or a copy of it on the GPU.
+ * 0 if it failed. */
 static int operand_new(operand *x, esa_ctx *ctx, int32_t device, int32_t dtype, int dim, int i)
 {
     x->f32 = data_tensor_new(ESA_DTYPE_F32, 1, HEADS, TOKENS, dim);
@@ -167,9 +167,9 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
     return status ? (double)NAN : worst;
 }
 
-/* What a self-test allows. bf16 keeps 8 bits: rounding probabilities and outputs of order one stays
- * below 0.01. f32 sums of 333 products of order one stay below 1e-6; a wrong index gives errors near
- * 0.1. */
+/* What a self-test allows. bf16 keeps 8 bits: rounding probabilities and outputs of order one
+ * stays below 0.01. f32 sums of 333 products of order one stay below 1e-6; a wrong index gives
+ * errors near 0.1. */
 #define BF16_BOUND 2e-2
 #define F32_BOUND  1e-5
 

@@ -160,8 +160,7 @@ typedef struct esa_mask esa_mask;
 
 enum { ESA_LOG_ERROR = 0, ESA_LOG_WARNING = 1, ESA_LOG_INFO = 2, ESA_LOG_DEBUG = 3 };
 
-/* ISA levels of the CPU backend. $ESA_CPU names them ref, avx2, avx512, avx512bf16,
- * neon, amx and neonbf16. */
+/* ISA levels of the CPU backend. $ESA_CPU names them in small letters: ref, ..., neonbf16. */
 enum {
     ESA_CPU_BEST = 0,
     ESA_CPU_REF = 1,

@@ -3,7 +3,8 @@
  *
  * Linux gives a process the tile registers only if it asks. A thread must set the shape of its
  * tiles before the first tile instruction; without that the instruction faults. All kernels here
- * use whole tiles of 16 rows of 64 bytes, so one shape serves them all. They pad what is smaller. */
+ * use whole tiles of 16 rows of 64 bytes, so one shape serves them all. They pad what is
+ * smaller. */
 #ifndef ESA_CPU_AMX_H
 #define ESA_CPU_AMX_H
 

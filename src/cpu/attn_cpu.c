@@ -1,10 +1,10 @@
 /* attn_cpu.c - flash attention over block lists on the CPU.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Keys and values are read in place if they are in order, without gaps and in the form of the kernel
- * set (f32; keys also bf16). Others are copied first. kv heads are copied in windows: as few heads as keep all
- * threads busy, so that the copies reuse memory that is still in cache, and never more than fit
- * into WINDOW_BYTES.
+ * Keys and values are read in place if they are in order, without gaps and in the form of the
+ * kernel set (f32; keys also bf16). Others are copied first. kv heads are copied in windows: as
+ * few heads as keep all threads busy, so that the copies reuse memory that is still in cache, and
+ * never more than fit into WINDOW_BYTES.
  *
  * Each window has two phases:
  *   1. All threads copy key blocks, and compute their means if there is a tail.
@@ -340,8 +340,8 @@ static int64_t list_items(attn_run *run)
     return n;
 }
 
-/* Rows with gaps between them are copied: in place they would share a few cache sets (5 to
- * 8 % slower). So are rows that a copy would give another form. Tiles are read by whole cache lines,
+/* Rows with gaps between them are copied: in place they would share a few cache sets (5 to 8 %
+ * slower). So are rows that a copy would give another form. Tiles are read by whole cache lines,
  * which must not lie across two. */
 static int32_t reads_in_place(const esa_attn_args *a, const void *rows, int64_t stride,
                               int32_t same_form)

@@ -8,8 +8,8 @@
  *
  * There are two families. Attention puts queries along the vectors (nr at a time) and broadcasts
  * keys and values from their rows, in place if they are f32 and in order. Selectors put keys along
- * the vectors. Shapes, in elements of packed_bytes (4 for f32 sets, 2 for bf16), with D' = D rounded
- * up to depth_unit, U = keys_unit and D'' = D rounded up to dims_unit:
+ * the vectors. Shapes, in elements of packed_bytes (4 for f32 sets, 2 for bf16), with D' = D
+ * rounded up to depth_unit, U = keys_unit and D'' = D rounded up to dims_unit:
  *
  *     panel_q  [ceil(rows/nr)][D'][nr]   bf16: pairs along D interleaved, [D'/2][nr][2]
  *     rows_k   [rows][D']
@@ -61,13 +61,13 @@ typedef struct esa_cpu_kernels {
     void (*kq)(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys,
                int64_t depth, float factor);
 
-    /* One online-softmax step on log2 scores s[keys][nr] (tile set: on scores times factor). limit: keys each query sees (NULL: all).
-     * bias: per key, log2 (NULL: 0; -inf removes the key). Running state per query: m[nr]
-     * (reference maximum, -inf at first) and l[nr] (sum). Writes p = exp2(s - m) over s (f32 sets:
-     * p == s), or to p in the pairs of rows_v, with 0 for missing keys (16-bit sets). alpha[nr]
-     * receives the factor for the old o; l is already rescaled. Returns 1 if some alpha may differ
-     * from 1. m changes only if a score exceeds it by more than 8 (log2 units), so p may reach 2^8
-     * and rescaling is rare. */
+    /* One online-softmax step on log2 scores s[keys][nr] (tile set: on scores times factor).
+     * limit: keys each query sees (NULL: all). bias: per key, log2 (NULL: 0; -inf removes the
+     * key). Running state per query: m[nr] (reference maximum, -inf at first) and l[nr] (sum).
+     * Writes p = exp2(s - m) over s (f32 sets: p == s), or to p in the pairs of rows_v, with 0 for
+     * missing keys (16-bit sets). alpha[nr] receives the factor for the old o; l is already
+     * rescaled. Returns 1 if some alpha may differ from 1. m changes only if a score exceeds it by
+     * more than 8 (log2 units), so p may reach 2^8 and rescaling is rare. */
     int32_t (*softmax)(void *p, float *s, int64_t keys, float factor, const float *limit,
                        const float *bias, float *m, float *l, float *alpha);
 
@@ -132,11 +132,11 @@ typedef struct esa_cpu_kernels {
 const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level);
 /* Levels that the CPU and the operating system allow: bit (1 << ESA_CPU_*) for each. */
 uint32_t esa_cpu_detect(void);
-/* The level of the plain vectors that a level has: AVX512 for AVX512BF16 and AMX, NEON for NEONBF16,
- * else the level itself. */
+/* The level of the plain vectors that a level has: AVX512 for AVX512BF16 and AMX, NEON for
+ * NEONBF16, else the level itself. */
 int32_t esa_cpu_vectors(int32_t level);
-/* 1 if the bf16 instructions of AVX-512 are faster than f32 ones. Otherwise their level is used only
- * if asked for by name. */
+/* 1 if the bf16 instructions of AVX-512 are faster than f32 ones. Otherwise their level is used
+ * only if asked for by name. */
 int32_t esa_cpu_bf16_pays(void);
 /* ESA_CPU_* of a name in $ESA_CPU, or -1. */
 int32_t esa_cpu_level_from_name(const char *name);

@@ -4,9 +4,9 @@
  *
  * One BFMMLA multiplies two rows of four values with two columns of four and adds the products to
  * four f32 sums. Rows are keys (first product) or head-dim columns (second), columns are queries.
- * So everything is packed in fours along the sum: queries along D, values and p along keys. Keys are
- * read where they are, eight bytes of two rows at a time. As Arm defines BFMMLA, it rounds its sums
- * to odd and takes denormals as 0. */
+ * So everything is packed in fours along the sum: queries along D, values and p along keys. Keys
+ * are read where they are, eight bytes of two rows at a time. As Arm defines BFMMLA, it rounds its
+ * sums to odd and takes denormals as 0. */
 #include "cpu/simd_neon.h"
 
 #if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -99,8 +99,8 @@ INLINE void two_rows(vf row[2][NV], const vf c[2 * NV])
     }
 }
 
-/* c[P pairs of rows] += a b for one step of four. The empty statement keeps gcc from loading all of b
- * first, for which there are no registers. */
+/* c[P pairs of rows] += a b for one step of four. The empty statement keeps gcc from loading all
+ * of b first, for which there are no registers. */
 INLINE void multiply_fours(vf c[][2 * NV], const bfloat16x8_t a[], const uint16_t *b, const int P)
 {
     UNROLL

@@ -1,6 +1,6 @@
-/* kernels_tiles.inc.h - the bf16 set over AMX tiles. kernels_amx.c includes it after kernels.inc.h,
- * amx_tiles.h and the few vector operations that are its own (tiles_avx512.h); tests include it with
- * other ones.
+/* kernels_tiles.inc.h - the bf16 set over AMX tiles. kernels_amx.c includes it after
+ * kernels.inc.h, amx_tiles.h and the few vector operations that are its own (tiles_avx512.h);
+ * tests include it with other ones.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Both products put queries along the columns, two tiles of 16, as the f32 sets put them along
@@ -10,14 +10,15 @@
  *                             along D
  *     O[D][32]   += V^T P     A: the transposed values; B: P, in pairs of keys
  *
- * Four tiles of results stand in two rows and two columns, so four loads feed four products. D' is D
- * rounded up to 32, the depth of a product. Values lie as [groups of 32 keys][D''][32], D'' being D
- * rounded up to 16. Inside a group, position 2i holds key i and position 2i + 1 key i + 16, and P
- * has the same pairs: so a pair of vectors of scores becomes a vector of pairs without a shuffle,
- * and values are transposed as 32-bit words.
+ * Four tiles of results stand in two rows and two columns, so four loads feed four products. D' is
+ * D rounded up to 32, the depth of a product. Values lie as [groups of 32 keys][D''][32], D''
+ * being D rounded up to 16. Inside a group, position 2i holds key i and position 2i + 1 key i +
+ * 16, and P has the same pairs: so a pair of vectors of scores becomes a vector of pairs without a
+ * shuffle, and values are transposed as 32-bit words.
  *
- * The sum of pv starts from the rescaled o. Each product adds up its 32 keys from 0, so the sum over
- * a row still consists of short ones. Scores leave kq without the factor; softmax applies it. */
+ * The sum of pv starts from the rescaled o. Each product adds up its 32 keys from 0, so the sum
+ * over a row still consists of short ones. Scores leave kq without the factor, which softmax
+ * applies. */
 
 #include "cpu/amx_tiles.h"
 
@@ -46,7 +47,8 @@ static void rows_v_tiles(void *dst, const void *src, int32_t dtype, int64_t stri
 /* ---------------------------------------------------------------- products */
 
 /* Tiles 0 .. 3 += two tiles of A (the second one `down` bytes below the first) times two of B. A
- * advances by a_step bytes, B by 16 rows of pairs. two 0: only the first tile of A, into 0 and 1. */
+ * advances by a_step bytes, B by 16 rows of pairs. two 0: only the first tile of A, into
+ * 0 and 1. */
 INLINE void multiply_tiles(const char *a, int64_t a_pitch, int64_t down, int64_t a_step,
                            const char *b, int64_t steps, const int two)
 {

@@ -1,5 +1,5 @@
-/* tiles_avx512.h - what kernels_tiles.inc.h asks of the vector registers, in AVX-512. Included after
- * kernels.inc.h.
+/* tiles_avx512.h - what kernels_tiles.inc.h asks of the vector registers, in AVX-512. Included
+ * after kernels.inc.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CPU_TILES_VECTORS_H
 #define ESA_CPU_TILES_VECTORS_H
@@ -59,8 +59,8 @@ INLINE void tiles_transpose_v(void *dst, const void *src, int32_t dtype, int64_t
     BY_DTYPE(dtype, transpose_v(dst, src, DT, stride, gather, rows, D, dims))
 }
 
-/* 2^x for x <= 127: a polynomial of degree 4 of the part after the point, in [0, 1), and an exponent
- * shift by the floor. -inf gives 0; NaN stays NaN. */
+/* 2^x for x <= 127: a polynomial of degree 4 of the part after the point, in [0, 1), and an
+ * exponent shift by the floor. -inf gives 0; NaN stays NaN. */
 INLINE vf tiles_exp2(vf x)
 {
     const vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

@@ -223,7 +223,8 @@ static void weigh(const job *x, esa_error_panel *p, const float *mean_k)
     }
     a->kern->softmax(p->p, p->p, x->rows, 1.0f, NULL, NULL, p->m, p->l, p->alpha);
     /* No mean of logits is above their maximum m by more than rounding, so m stays. */
-    if (w->parts) a->kern->softmax(p->t, p->t, n * w->parts, 1.0f, NULL, NULL, p->m, p->l, p->alpha);
+    if (w->parts)
+        a->kern->softmax(p->t, p->t, n * w->parts, 1.0f, NULL, NULL, p->m, p->l, p->alpha);
     for (int64_t j = 0; j < n && w->parts; j++)
         for (int64_t i = 0; i < w->parts; i++) {
             int64_t first;

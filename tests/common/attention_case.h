@@ -7,8 +7,9 @@
 #include "esa/esa_carry.h"
 
 /* Levels of the tests alone, beside ESA_CPU_*: the bf16 set with its instructions emulated
- * (bf16_emulated.h), the one over AMX tiles likewise (tiles_emulated.h), the best set with 8-bit attention as in the kernels sm80-8bit (P and v in f16)
- * and sm89-8bit, and on a GPU (on_gpu.h) the kernels it gets by itself and the sm80 ones. */
+ * (bf16_emulated.h), the one over AMX tiles likewise (tiles_emulated.h), the best set with 8-bit
+ * attention as in the kernels sm80-8bit (P and v in f16) and sm89-8bit, and on a GPU (on_gpu.h)
+ * the kernels it gets by itself and the sm80 ones. */
 enum {
     CPU_BF16_EMULATED = 100,
     CPU_SM80 = 101,

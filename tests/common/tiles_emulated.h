@@ -14,7 +14,8 @@ extern const esa_cpu_kernels esa_kernels_tiles_avx2;
 extern const esa_cpu_kernels esa_kernels_tiles_neon;
 #endif
 
-/* Emulated table number i that this machine can run, the one nearest to AMX first; NULL: no more. */
+/* Emulated table number i that this machine can run, the one nearest to AMX first; NULL: no
+ * more. */
 static inline const esa_cpu_kernels *tiles_emulated(int i)
 {
     const esa_cpu_kernels *table[2] = { NULL, NULL };

@@ -1,5 +1,5 @@
-/* tiles_emulated_avx512bf16.c - see tiles_emulated.h. It includes sources of the library: what is replaced
- * are instructions, and there is no other seam at that depth.
+/* tiles_emulated_avx512bf16.c - see tiles_emulated.h. It includes sources of the library: what is
+ * replaced are instructions, and there is no other seam at that depth.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "common/tiles_emulated.h"
 

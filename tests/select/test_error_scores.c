@@ -57,7 +57,8 @@ static void scores_follow_the_rule(void **state)
         case_make(&c, &r);
         for (int32_t level = ESA_CPU_REF; level < ESA_CPU_LEVELS; level++) {
             const esa_cpu_kernels *kern = esa_cpu_kernels_get(level);
-            if (!kern || esa_cpu_vectors(level) != level) continue; /* the f32 set of another level */
+            if (!kern || esa_cpu_vectors(level) != level)
+                continue; /* the f32 set of another level */
             float *got = scores_of(&c, ctx, kern, 0);
             check_scores(&c, got);
             free(got);
