@@ -121,7 +121,7 @@ static esa_status cpu_exact_mend(esa_ctx *ctx, const esa_attn_args *args, const 
 static esa_select_args with_selectors(const esa_ctx *ctx, const esa_select_args *args)
 {
     esa_select_args a = *args;
-    a.kern = ctx->kern;
+    a.kern = esa_select_kernels(ctx->kern, args);
     a.pool = ctx->pool;
     return a;
 }

@@ -246,7 +246,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
     const int64_t listed = a->count ? a->count[mask_row] : blocks;
 
     attn_pass pass = { b, h, slot, row0, rows, 1 };
-    if (a->kern->begin) a->kern->begin();
+    esa_kernels_begin(a->kern);
     for (int64_t r = 0; r < z->rows_pad; r++) {
         w->m[r] = -INFINITY;
         w->l[r] = 0.0f;
@@ -273,7 +273,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         const key_block kb = key_block_of(run, slot, j, keys);
         esa_attn_attend(run, w, &pass, &kb, seen);
     }
-    if (a->kern->end) a->kern->end();
+    esa_kernels_end(a->kern);
     finish_rows(run, w, &pass);
 }
 

@@ -16,8 +16,8 @@
  *     rows_v   [ceil(rows/U)][D''][U]    U = 1: rows; 2: pairs of keys; 32: transposed groups for
  *                                        tiles, with keys i and i + 16 at places 2i and 2i + 1
  *     p        [ceil(keys/U)][U][nr]     U = 2 and 32: [U/2][nr][2], the same pairs
- *     pack_q   [ceil(rows/mr)][D][mr]
- *     pack_k   [ceil(rows/nr)][D][nr]
+ *     pack_q   [ceil(rows/mr)][D][mr]    tile set: [ceil(rows/mr)][mr][D']
+ *     pack_k   [ceil(rows/nr)][D][nr]    tile set: as panel_q
  *
  * Missing rows of a panel are zeros. */
 #ifndef ESA_CPU_CPU_H
@@ -40,7 +40,7 @@ typedef struct esa_cpu_kernels {
      * together, for each of D rounded up to dims_unit. */
     int32_t depth_unit, keys_unit, dims_unit;
 
-    /* What a task of the pool calls before the first kq or pv and after the last; NULL: nothing. */
+    /* See esa_kernels_begin; NULL: nothing. */
     void (*begin)(void);
     void (*end)(void);
 
@@ -86,8 +86,8 @@ typedef struct esa_cpu_kernels {
     void (*stream)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
                    const float *factor, int64_t rows, int64_t D);
 
-    /* Selectors; NULL in the bf16 sets, which serve attention only. Packs rows x D of any dtype,
-     * multiplied by factor. */
+    /* Selectors; NULL in the bf16 sets that serve attention only. Packs rows x D of any dtype,
+     * multiplied by factor (tile set: qk applies it). */
     void (*pack_q)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D, float factor);
     void (*pack_k)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
@@ -95,7 +95,7 @@ typedef struct esa_cpu_kernels {
 
     /* s[r][c] = dot over depth, r < rows <= mr. The row pitch ld is at least keys rounded up to nr;
      * all panels are written. q: one group of pack_q [depth][mr]. k: ceil(keys/nr) panels of pack_k
-     * with pitch depth*nr. factor is folded into q. accumulate 1: adds to s (depth split into
+     * with pitch depth*nr. f32 sets have factor in q and do not read it. accumulate 1: adds to s (depth split into
      * chunks). Rows rows .. mr-1 of s are undefined but writable. */
     void (*qk)(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
                int64_t depth, float factor, int32_t accumulate);
@@ -140,6 +140,16 @@ int32_t esa_cpu_vectors(int32_t level);
 int32_t esa_cpu_bf16_pays(void);
 /* ESA_CPU_* of a name in $ESA_CPU, or -1. */
 int32_t esa_cpu_level_from_name(const char *name);
+
+/* What a task does before the first kq, pv or qk and after the last. */
+static inline void esa_kernels_begin(const esa_cpu_kernels *kern)
+{
+    if (kern->begin) kern->begin();
+}
+static inline void esa_kernels_end(const esa_cpu_kernels *kern)
+{
+    if (kern->end) kern->end();
+}
 
 /* Sizes of packed buffers in bytes. */
 static inline int64_t esa_pad_depth(const esa_cpu_kernels *kern, int64_t D)

@@ -260,11 +260,54 @@ static int32_t softmax_tiles(void *p, float *s, int64_t keys, float factor, cons
     return moved;
 }
 
+/* ---------------------------------------------------------------- selectors */
+
+/* Groups of TILE rows of D' values; missing rows are zero. */
+static void pack_q_tiles(void *dst, const void *src, int32_t dtype, int64_t stride,
+                         const int32_t *gather, int64_t rows, int64_t D, float factor)
+{
+    const int64_t depth = esa_ceil_div(D, GROUP) * GROUP,
+                  missing = esa_ceil_div(rows, TILE) * TILE - rows;
+    (void)factor; /* left to qk */
+    tiles_copy_k(dst, src, dtype, stride, gather, rows, D, depth);
+    memset((uint16_t *)dst + rows * depth, 0, (size_t)(missing * depth * 2));
+}
+
+static void pack_k_tiles(void *dst, const void *src, int32_t dtype, int64_t stride,
+                         const int32_t *gather, int64_t rows, int64_t D)
+{
+    panel_q_tiles(dst, src, dtype, stride, gather, rows, D, 1.0f);
+}
+
+static void qk_tiles(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
+                     int64_t depth, float factor, int32_t accumulate)
+{
+    const int64_t padded = esa_ceil_div(depth, GROUP) * GROUP;
+    const vf f = v_set1(factor);
+    const char *panel = k;
+    float sums[TILE * NR] __attribute__((aligned(64)));
+    TILES_FENCE();
+    for (int64_t base = 0; base < keys; base += NR, panel += padded * NR * 2) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        multiply_tiles(q, padded * 2, 0, GROUP * 2, panel, padded / GROUP, 0);
+        store_tiles(sums, 0);
+        TILES_FENCE();
+        for (int64_t r = 0; r < rows; r++) UNROLL
+        for (int j = 0; j < NV; j++) {
+            float *at = s + r * ld + base + j * VL;
+            const vf x = v_mul(v_load(sums + r * NR + j * VL), f);
+            v_store(at, accumulate ? v_add(v_load(at), x) : x);
+        }
+    }
+}
+
 static void begin_tiles(void) { TILES_BEGIN(); }
 static void end_tiles(void) { TILES_END(); }
 
 #define TILE_SLOTS                                                                                 \
-    .mr = MR, .nr = NR, .packed_bytes = 2, .depth_unit = GROUP, .keys_unit = GROUP,                \
+    .mr = TILE, .nr = NR, .packed_bytes = 2, .depth_unit = GROUP, .keys_unit = GROUP,              \
     .dims_unit = TILE, .begin = begin_tiles, .end = end_tiles, .panel_q = panel_q_tiles,           \
     .rows_k = rows_k_tiles, .rows_v = rows_v_tiles, .kq = kq_tiles, .softmax = softmax_tiles,      \
-    .pv = pv_tiles, .store = store, .mean = mean
+    .pv = pv_tiles, .store = store, .mean = mean, .pack_q = pack_q_tiles, .pack_k = pack_k_tiles,  \
+    .qk = qk_tiles, .stats = stats

@@ -169,6 +169,12 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
                         a->dtype, G * a->k_stride[2], NULL, n, a->D);
 }
 
+/* Of the products: compat-round scales the finished fp32 product, as the original does. */
+static float factor_of(const job *x)
+{
+    return x->w->rounded ? 1.0f : (float)(x->args->params.scale / G * ESA_LOG2E);
+}
+
 /* Packs the eight chunks of query groups first .. first+n-1. Missing queries are zeros. */
 static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t n)
 {
@@ -176,8 +182,7 @@ static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t
     const ada_work *w = x->w;
     const int64_t mr = a->kern->mr, group = esa_q_pack_bytes(a->kern, mr, a->D);
     const char *src = esa_args_q(a, x->b, x->h0 + head);
-    /* compat-round scales the finished fp32 product, as the original does. */
-    const float factor = w->rounded ? 1.0f : (float)(a->params.scale / G * ESA_LOG2E);
+    const float factor = factor_of(x);
     for (int64_t u = 0; u < G; u++) {
         const int64_t there = esa_max64(0, esa_min64(n, (a->Nq - (G - 1 - u) + G - 1) / G - first));
         char *dst = q + u * w->q_bytes;
@@ -254,9 +259,11 @@ static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int6
     const int64_t kv = (x->h0 + head) / (a->Hq / a->Hkv) - x->g0;
     const int64_t q_at = group * esa_q_pack_bytes(a->kern, a->kern->mr, a->D);
     const int64_t k_at = c0 / a->kern->nr * esa_k_pack_bytes(a->kern, a->kern->nr, a->D);
+    esa_kernels_begin(a->kern);
     for (int64_t u = 0; u < G; u++)
         a->kern->qk(s, ld, k->q + u * w->q_bytes + q_at, w->k + (kv * G + u) * w->k_bytes + k_at,
-                    rows, c1 - c0, a->D, 1.0f, u > 0);
+                    rows, c1 - c0, a->D, factor_of(x), u > 0);
+    esa_kernels_end(a->kern);
 }
 
 /* Maximum and sum per (row, block) of a run: k->top, k->sum [n][nk]. */

@@ -92,6 +92,12 @@ static char *q_group(const job *x, int64_t head, int64_t group)
     return x->w->q + head * x->w->q_bytes + group * esa_q_pack_bytes(kern, kern->mr, x->args->D);
 }
 
+/* Of the products: compat-round multiplies them itself. */
+static float factor_of(const job *x)
+{
+    return x->rounded ? 1.0f : (float)(x->args->params.scale * ESA_LOG2E);
+}
+
 /* Step 1. item = (head, run of 8 groups). */
 static void pack_item(void *arg, int64_t item, int32_t worker)
 {
@@ -102,8 +108,7 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     const int64_t row = g * mr, rows = esa_min64(8 * mr, x->rows - row);
     (void)worker;
     a->kern->pack_q(q_group(x, head, g), esa_args_q(a, x->b, x->h0 + head), a->dtype,
-                    a->q_stride[2], x->w->source + x->row0 + row, rows, a->D,
-                    x->rounded ? 1.0f : (float)(a->params.scale * ESA_LOG2E));
+                    a->q_stride[2], x->w->source + x->row0 + row, rows, a->D, factor_of(x));
 }
 
 /* Number of keys the sample sees. */
@@ -145,6 +150,7 @@ static void score_item(void *arg, int64_t item, int32_t worker)
         kern->pack_k(k, src + key0 * a->k_stride[2] * esa_dtype_size(a->dtype), a->dtype,
                      a->k_stride[2], NULL, keys, a->D);
 
+    esa_kernels_begin(kern);
     for (int64_t g = 0; g < x->groups; g++) {
         const int64_t row = g * kern->mr, rows = esa_min64(kern->mr, x->rows - row);
         const int64_t at = (head * w->rows + row) * nk + j0;
@@ -157,7 +163,7 @@ static void score_item(void *arg, int64_t item, int32_t worker)
                 }
             continue;
         }
-        kern->qk(tile, w->ld, q_group(x, head, g), k, rows, keys, a->D, 1.0f, 0);
+        kern->qk(tile, w->ld, q_group(x, head, g), k, rows, keys, a->D, factor_of(x), 0);
         for (int64_t r = 0; r < rows; r++) {
             float *s = tile + r * w->ld;
             if (x->rounded)
@@ -177,6 +183,7 @@ static void score_item(void *arg, int64_t item, int32_t worker)
                                                        w->row_top[head * w->rows + row + r],
                                                        w->row_sum[head * w->rows + row + r], dtype);
     }
+    esa_kernels_end(kern);
 }
 
 /* Between the passes of compat-round. item = (head, sample). */

@@ -31,6 +31,14 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
     *nk = pk;
 }
 
+const esa_cpu_kernels *esa_select_kernels(const esa_cpu_kernels *best, const esa_select_args *args)
+{
+    const int32_t selector = args->params.selector;
+    const int32_t tokens = selector == ESA_SELECT_ENTROPY || selector == ESA_SELECT_ADA_BSA;
+    return tokens && args->dtype == ESA_DTYPE_BF16 && best->bf16 && best->bf16->qk ? best->bf16
+                                                                                   : best;
+}
+
 int64_t esa_select_workspace(const esa_select_args *args)
 {
     esa_carve c = { NULL, 0 };

@@ -6,9 +6,19 @@
  * number of blocks, and no block while a better one was dropped (better by more than the tolerance:
  * ties may fall either way). */
 #include "select/scores.h"
+#include "common/tiles_emulated.h"
 #include "mask/mask.h"
 
 enum { MAX_BLOCKS = 64 };
+
+static const esa_cpu_kernels *kernels; /* for the next test; NULL: the best of the machine */
+
+static esa_ctx *reference_ctx(void)
+{
+    esa_ctx *ctx = kit_ctx(2);
+    if (kernels) ctx->kern = kernels;
+    return ctx;
+}
 
 typedef struct row_view {
     const uint8_t *keep, *seen, *forced; /* [nk] */
@@ -128,7 +138,7 @@ static void naive_importance(const world *w, double *out, int64_t b, int64_t h)
 static void entropy_reference(void **state)
 {
     esa_rng r = { kit_seed("entropy_reference") };
-    esa_ctx *ctx = kit_ctx(2);
+    esa_ctx *ctx = reference_ctx();
     (void)state;
     for (int round = 0; round < 60; round++) {
         world w;
@@ -207,7 +217,7 @@ static void entropy_reference(void **state)
 static void rf_v2_reference(void **state)
 {
     esa_rng r = { kit_seed("rf_v2_reference") };
-    esa_ctx *ctx = kit_ctx(2);
+    esa_ctx *ctx = reference_ctx();
     (void)state;
     for (int round = 0; round < 80; round++) {
         world w;
@@ -236,7 +246,7 @@ static void rf_v2_reference(void **state)
 static void random_reference(void **state)
 {
     esa_rng r = { kit_seed("random_reference") };
-    esa_ctx *ctx = kit_ctx(2);
+    esa_ctx *ctx = reference_ctx();
     (void)state;
     for (int round = 0; round < 80; round++) {
         world w;
@@ -268,7 +278,7 @@ static void ada_fixed_reference(void **state)
 {
     static const double thresholds[] = { 0.0, 0.5, 0.9, 0.999, 1.0, 1.5 };
     esa_rng r = { kit_seed("ada_fixed_reference") };
-    esa_ctx *ctx = kit_ctx(2);
+    esa_ctx *ctx = reference_ctx();
     (void)state;
     for (int round = 0; round < 80; round++) {
         world w;
@@ -385,7 +395,7 @@ static void ada_compat_reference(void **state)
 {
     static const double thresholds[] = { 0.0, 0.3, 0.8, 0.97, 1.0 };
     esa_rng r = { kit_seed("ada_compat_reference") };
-    esa_ctx *ctx = kit_ctx(2);
+    esa_ctx *ctx = reference_ctx();
     (void)state;
     for (int round = 0; round < 60; round++) {
         world w;
@@ -422,12 +432,22 @@ static void ada_compat_reference(void **state)
     esa_ctx_free(ctx);
 }
 
+/* The selectors that score tokens, with bf16 products over AMX tiles in plain C. */
+static void over_tiles(void **state)
+{
+    kernels = tiles_emulated(0);
+    entropy_reference(state);
+    ada_fixed_reference(state);
+    ada_compat_reference(state);
+    kernels = NULL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entropy_reference),    cmocka_unit_test(rf_v2_reference),
         cmocka_unit_test(random_reference),     cmocka_unit_test(ada_fixed_reference),
-        cmocka_unit_test(ada_compat_reference),
+        cmocka_unit_test(ada_compat_reference), cmocka_unit_test(over_tiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
