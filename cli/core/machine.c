@@ -32,7 +32,7 @@ static void field(char *out, size_t size, const char *path, const char *key, cha
 void cli_machine_get(cli_machine *m)
 {
     struct utsname names;
-    cpu_set_t set;
+    cpu_set_t set[8]; /* as src/ctx/ctx.c */
     char release[96] = "";
     memset(m, 0, sizeof *m);
     field(m->cpu, sizeof m->cpu, "/proc/cpuinfo", "model name", ':');
@@ -43,8 +43,8 @@ void cli_machine_get(cli_machine *m)
     field(release, sizeof release, "/etc/os-release", "PRETTY_NAME", '=');
     snprintf(m->os, sizeof m->os, "%s%s%.32s %.24s", release, release[0] ? ", " : "", names.sysname,
              names.machine);
-    m->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
-                                                           : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    m->cores = sched_getaffinity(0, sizeof set, set) == 0 ? CPU_COUNT_S(sizeof set, set)
+                                                          : (int)sysconf(_SC_NPROCESSORS_ONLN);
     m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define SPINS 1000 /* polls before sleeping: 20 to 50 microseconds */
+#define LINE  64   /* bytes of a cache line; memory comes aligned to it */
 
 static inline void relax(void)
 {
@@ -45,22 +46,28 @@ struct esa_pool {
     int64_t bytes;
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
-    _Atomic uint64_t generation; /* counts runs; a worker that sees a new one joins it */
-    _Atomic int32_t running;     /* workers still inside the current run */
     int32_t quit;
     esa_pool_fn fn;
     void *arg;
     int64_t items;
-    _Atomic int64_t next;
-    pool_worker worker[]; /* [threads - 1] */
+    /* Each on a cache line of its own: idle workers poll the first, the caller polls the second, and
+     * all threads write the third for every item. */
+    _Alignas(LINE) _Atomic uint64_t
+        generation;                         /* counts runs; a worker that sees a new one joins */
+    _Alignas(LINE) _Atomic int32_t running; /* workers still inside the current run */
+    _Alignas(LINE) _Atomic int64_t next;
+    _Alignas(LINE) pool_worker worker[]; /* [threads - 1] */
 };
 
 static void pool_drain(esa_pool *pool, int32_t id)
 {
+    const esa_pool_fn fn = pool->fn;
+    void *const arg = pool->arg;
+    const int64_t items = pool->items;
     for (;;) {
         const int64_t item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
-        if (item >= pool->items) return;
-        pool->fn(pool->arg, item, id);
+        if (item >= items) return;
+        fn(arg, item, id);
     }
 }
 
@@ -68,19 +75,24 @@ static void *pool_main(void *arg)
 {
     pool_worker *w = arg;
     esa_pool *pool = w->pool;
-    uint64_t seen = 0;
+    uint64_t seen = 0, now = 0;
     for (;;) {
-        for (int32_t i = 0;
-             i < SPINS && atomic_load_explicit(&pool->generation, memory_order_acquire) == seen;
-             i++)
+        for (int32_t i = 0; i < SPINS && now == seen; i++) {
             relax();
-        pthread_mutex_lock(&pool->lock);
-        while (atomic_load(&pool->generation) == seen && !pool->quit)
-            pthread_cond_wait(&pool->wake, &pool->lock);
-        const int32_t quit = pool->quit;
-        seen = atomic_load(&pool->generation);
-        pthread_mutex_unlock(&pool->lock);
-        if (quit) return NULL;
+            now = atomic_load_explicit(&pool->generation, memory_order_acquire);
+        }
+        /* A worker that saw the new run needs no lock, for which all others would wait: the run
+         * cannot end without it. */
+        if (now == seen) {
+            pthread_mutex_lock(&pool->lock);
+            while (atomic_load(&pool->generation) == seen && !pool->quit)
+                pthread_cond_wait(&pool->wake, &pool->lock);
+            const int32_t quit = pool->quit;
+            now = atomic_load(&pool->generation);
+            pthread_mutex_unlock(&pool->lock);
+            if (quit) return NULL;
+        }
+        seen = now;
         pool_drain(pool, w->id);
         /* The last worker signals. The lock keeps the signal from being lost. */
         if (atomic_fetch_sub(&pool->running, 1) == 1) {

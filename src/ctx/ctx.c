@@ -41,8 +41,8 @@ static int32_t usable_cpus(void)
 {
     long n = 0;
 #if defined(__linux__)
-    cpu_set_t set;
-    if (!sched_getaffinity(0, sizeof set, &set)) n = CPU_COUNT(&set);
+    cpu_set_t set[8]; /* of 1024 CPUs each; the call fails if the machine may have more */
+    if (!sched_getaffinity(0, sizeof set, set)) n = CPU_COUNT_S(sizeof set, set);
 #endif
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : n > INT32_MAX ? INT32_MAX : (int32_t)n;
