@@ -180,22 +180,22 @@ INLINE void scale_scores(float *s, int64_t keys, float factor, const float *limi
     if (limit || bias) prepare_scores(s, keys, limit, bias);
 }
 
-/* The largest of s[keys][NR], into top. */
+/* The largest of s[keys][NR], into top. Four rows at a time hide the latency of the maximum. */
 INLINE void largest_scores(vf top[NV], const float *s, int64_t keys)
 {
-    vf other[NV];
+    vf high[4][NV];
     int64_t i = 0;
     UNROLL
-    for (int j = 0; j < NV; j++) top[j] = other[j] = v_set1(-INFINITY);
-    for (; i + 2 <= keys; i += 2) UNROLL
-    for (int j = 0; j < NV; j++) {
-        top[j] = v_max(v_load(s + i * NR + j * VL), top[j]);
-        other[j] = v_max(v_load(s + (i + 1) * NR + j * VL), other[j]);
-    }
-    if (i < keys) UNROLL
-    for (int j = 0; j < NV; j++) top[j] = v_max(v_load(s + i * NR + j * VL), top[j]);
+    for (int r = 0; r < 4; r++) UNROLL
+    for (int j = 0; j < NV; j++) high[r][j] = v_set1(-INFINITY);
+    for (; i + 4 <= keys; i += 4) UNROLL
+    for (int r = 0; r < 4; r++) UNROLL
+    for (int j = 0; j < NV; j++) high[r][j] = v_max(v_load(s + (i + r) * NR + j * VL), high[r][j]);
+    for (; i < keys; i++) UNROLL
+    for (int j = 0; j < NV; j++) high[0][j] = v_max(v_load(s + i * NR + j * VL), high[0][j]);
     UNROLL
-    for (int j = 0; j < NV; j++) top[j] = v_max(other[j], top[j]);
+    for (int j = 0; j < NV; j++)
+        top[j] = v_max(v_max(high[3][j], high[2][j]), v_max(high[1][j], high[0][j]));
 }
 
 /* p of one key, which is added to sum; 0 for a key past the last. */

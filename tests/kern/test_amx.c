@@ -223,6 +223,34 @@ static void check_step(int64_t keys, int64_t D, uint64_t seed)
     free(v);
 }
 
+/* The product of selectors, written and added. */
+static void check_scores(int64_t rows, int64_t keys, int64_t D, uint64_t seed)
+{
+    esa_rng r = { seed };
+    const int64_t ld = esa_ceil_div(keys, real->nr) * real->nr;
+    uint16_t *q = random_bf16(&r, rows * D), *k = random_bf16(&r, keys * D);
+    float *s[2];
+    for (int i = 0; i < 2; i++) {
+        const esa_cpu_kernels *kern = i ? plain : real;
+        void *pack_q = room(esa_q_pack_bytes(kern, rows, D)),
+             *pack_k = room(esa_k_pack_bytes(kern, keys, D));
+        s[i] = room(kern->mr * ld * 4);
+        kern->pack_q(pack_q, q, ESA_DTYPE_BF16, D, NULL, rows, D, 0.3f);
+        kern->pack_k(pack_k, k, ESA_DTYPE_BF16, D, NULL, keys, D);
+        kern->begin();
+        for (int times = 0; times < 2; times++)
+            kern->qk(s[i], ld, pack_q, pack_k, rows, keys, D, 0.3f, times);
+        kern->end();
+        free(pack_q);
+        free(pack_k);
+    }
+    assert_memory_equal(s[0], s[1], (size_t)(rows * ld * 4));
+    free(s[0]);
+    free(s[1]);
+    free(q);
+    free(k);
+}
+
 static void same_bits(void **state)
 {
     static const int64_t keys_of[] = { 1, 15, 16, 17, 32, 45, 64, 128 },
@@ -230,8 +258,10 @@ static void same_bits(void **state)
     (void)state;
     take_instructions();
     for (size_t a = 0; a < sizeof keys_of / sizeof keys_of[0]; a++)
-        for (size_t b = 0; b < sizeof D_of / sizeof D_of[0]; b++)
+        for (size_t b = 0; b < sizeof D_of / sizeof D_of[0]; b++) {
             check_step(keys_of[a], D_of[b], test_seed() + 10 * a + b);
+            check_scores(1 + (int64_t)(5 * a + b) % 16, keys_of[a], D_of[b], test_seed() + a + b);
+        }
     assert_true(esa_cpu_amx() || executed > 1000);
 }
 
