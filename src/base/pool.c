@@ -50,8 +50,8 @@ struct esa_pool {
     esa_pool_fn fn;
     void *arg;
     int64_t items;
-    /* Each on a cache line of its own: idle workers poll the first, the caller polls the second, and
-     * all threads write the third for every item. */
+    /* Each on a cache line of its own: idle workers poll the first, the caller polls the second,
+     * and all threads write the third for every item. */
     _Alignas(LINE) _Atomic uint64_t
         generation;                         /* counts runs; a worker that sees a new one joins */
     _Alignas(LINE) _Atomic int32_t running; /* workers still inside the current run */

@@ -93,10 +93,10 @@ typedef struct esa_cpu_kernels {
     void (*pack_k)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D);
 
-    /* s[r][c] = dot over depth, r < rows <= mr. The row pitch ld is at least keys rounded up to nr;
-     * all panels are written. q: one group of pack_q [depth][mr]. k: ceil(keys/nr) panels of pack_k
-     * with pitch depth*nr. f32 sets have factor in q and do not read it. accumulate 1: adds to s (depth split into
-     * chunks). Rows rows .. mr-1 of s are undefined but writable. */
+    /* s[r][c] = dot over depth, r < rows <= mr. The row pitch ld is at least keys rounded up to
+     * nr; all panels are written. q: one group of pack_q [depth][mr]. k: ceil(keys/nr) panels of
+     * pack_k with pitch depth*nr. f32 sets have factor in q and do not read it. accumulate 1: adds
+     * to s (depth split into chunks). Rows rows .. mr-1 of s are undefined but writable. */
     void (*qk)(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
                int64_t depth, float factor, int32_t accumulate);
 

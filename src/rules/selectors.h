@@ -36,7 +36,8 @@ enum {
     ESA_ROW_KEEPS_ENDS = 1 << 21,   /* obeys keep_sink and keep_recent */
     ESA_ROW_HEAD_BUDGETS = 1 << 22, /* splits its budget between the heads */
     ESA_ROW_SPREADS = 1 << 23,      /* every head has the same budget, spread over its rows */
-    ESA_ROW_SQUARE_CAUSAL = 1 << 24 /* causal compat modes need as many queries as keys */
+    ESA_ROW_SQUARE_CAUSAL = 1 << 24, /* causal compat modes need as many queries as keys */
+    ESA_ROW_SCORES_TOKENS = 1 << 25  /* multiplies queries and keys themselves, not means of them */
 };
 enum { ESA_WORK_NOTHING, ESA_WORK_SAMPLES, ESA_WORK_BLOCKS, ESA_WORK_GROUPS, ESA_WORK_MEANS };
 enum { ESA_RECORDS_NOTHING, ESA_RECORDS_IMPORTANCE, ESA_RECORDS_ERRORS };
@@ -45,12 +46,12 @@ enum { ESA_PROTECTS_GIVEN, ESA_PROTECTS_NEVER, ESA_PROTECTS_ALWAYS }; /* GIVEN: 
 /* Sets of traits. */
 #define ESA_TRAITS_FULL    (ESA_TRAITS_USUAL | ESA_ROW_KEEPS_ALL)
 #define ESA_TRAITS_USUAL   (ESA_TRAIT_CENTROID | ESA_TRAIT_CAUSAL | ESA_TRAIT_COMPAT)
-#define ESA_TRAITS_ENTROPY (ESA_TRAITS_USUAL | ESA_ROW_HEAD_BUDGETS)
+#define ESA_TRAITS_ENTROPY (ESA_TRAITS_USUAL | ESA_ROW_HEAD_BUDGETS | ESA_ROW_SCORES_TOKENS)
 #define ESA_TRAITS_RF_V2                                                                           \
     (ESA_TRAITS_USUAL | ESA_ROW_SPREADS | ESA_ROW_GRID_COMPAT | ESA_ROW_ROUNDS_UP)
 #define ESA_TRAITS_ADA_BSA                                                                         \
     (ESA_TRAITS_USUAL | ESA_ROW_SPREADS | ESA_ROW_ONE_TOTAL | ESA_ROW_CUTS_MASS |                  \
-     ESA_ROW_KEEPS_ENDS | ESA_ROW_SQUARE_CAUSAL)
+     ESA_ROW_KEEPS_ENDS | ESA_ROW_SQUARE_CAUSAL | ESA_ROW_SCORES_TOKENS)
 #define ESA_TRAITS_RANDOM (ESA_TRAITS_USUAL | ESA_ROW_SPREADS | ESA_TRAIT_BLIND)
 #define ESA_TRAITS_ERROR                                                                           \
     (ESA_TRAIT_READS_V | ESA_TRAIT_WEIGHS_TAIL | ESA_TRAIT_ADAPTIVE | ESA_TRAIT_SPENDS)

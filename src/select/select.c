@@ -33,10 +33,9 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
 
 const esa_cpu_kernels *esa_select_kernels(const esa_cpu_kernels *best, const esa_select_args *args)
 {
-    const int32_t selector = args->params.selector;
-    const int32_t tokens = selector == ESA_SELECT_ENTROPY || selector == ESA_SELECT_ADA_BSA;
-    return tokens && args->dtype == ESA_DTYPE_BF16 && best->bf16 && best->bf16->qk ? best->bf16
-                                                                                   : best;
+    const int32_t exact = args->dtype == ESA_DTYPE_BF16 &&
+                          esa_selector_has(args->params.selector, ESA_ROW_SCORES_TOKENS);
+    return exact && best->bf16 && best->bf16->qk ? best->bf16 : best;
 }
 
 int64_t esa_select_workspace(const esa_select_args *args)
