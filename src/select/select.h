@@ -13,9 +13,9 @@
  * kernel. */
 void esa_select_blocks(const esa_select_params *params, int64_t Nq, int64_t Nk, int64_t *nq,
                        int64_t *nk, int32_t *runnable);
-/* The kernel set for args, from the best one of a ctx. Selectors that score tokens take the bf16 set
- * for bf16 tensors if it has their slots: its products are as exact. The others score means, which
- * bf16 would round. */
+/* The kernel set for args, from the best one of a ctx. Selectors that score tokens take the bf16
+ * set for bf16 tensors if it has their slots: its products are as exact. The others score means,
+ * which bf16 would round. */
 const esa_cpu_kernels *esa_select_kernels(const esa_cpu_kernels *best, const esa_select_args *args);
 /* Scratch bytes for esa_select_run with these args. q and k may be unset. */
 int64_t esa_select_workspace(const esa_select_args *args);
