@@ -44,6 +44,7 @@ int cmd_export(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_masks(int argc, char **argv);
 int cmd_report(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 int cmd_masks_select(int argc, char **argv);
 int cmd_masks_info(int argc, char **argv);
 int cmd_masks_derive(int argc, char **argv);

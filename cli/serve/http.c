@@ -1,0 +1,188 @@
+/* http.c - the HTTP side: the daemon, its connections and their limits, bodies.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * libmicrohttpd limits the time without a byte. A client that sends one byte now and then gets past
+ * that, so each connection also has a time by which its headers, its body and its answer must be
+ * through. main looks at these times and shuts sockets down. */
+#include "serve/http.h"
+
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---------------------------------------------------------------- connections */
+
+static void set_limit(http_exchange *x, double seconds)
+{
+    pthread_mutex_lock(&x->http->lock);
+    if (x->peer) x->peer->until = cli_seconds() + seconds;
+    pthread_mutex_unlock(&x->http->lock);
+}
+
+static void on_connection(void *user, struct MHD_Connection *connection, void **context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    serve_http *http = user;
+    http_peer *peer = *context;
+    pthread_mutex_lock(&http->lock);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info = http->mhd.get_connection_info(
+            connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        http->connections++;
+        peer = calloc(1, sizeof *peer);
+        if (peer) {
+            peer->socket = info ? info->connect_fd : -1;
+            peer->until = cli_seconds() + SERVE_HEADERS_S;
+            peer->next = http->peers;
+            if (peer->next) peer->next->before = peer;
+            http->peers = peer;
+        }
+        *context = peer;
+    } else {
+        http->connections--;
+        if (peer && peer->before) peer->before->next = peer->next;
+        if (peer && !peer->before) http->peers = peer->next;
+        if (peer && peer->next) peer->next->before = peer->before;
+        free(peer);
+        *context = NULL;
+    }
+    pthread_mutex_unlock(&http->lock);
+}
+
+/* Gives back what a body takes. */
+static void drop_body(http_exchange *x)
+{
+    pthread_mutex_lock(&x->http->lock);
+    x->http->buffered -= x->room;
+    pthread_mutex_unlock(&x->http->lock);
+    free(x->body);
+    x->body = NULL;
+    x->bytes = x->room = 0;
+}
+
+static void on_completed(void *user, struct MHD_Connection *connection, void **context,
+                         enum MHD_RequestTerminationCode code)
+{
+    http_exchange *x = *context;
+    (void)user, (void)connection, (void)code;
+    if (!x) return;
+    set_limit(x, SERVE_IDLE_S + SERVE_HEADERS_S);
+    drop_body(x);
+    free(x);
+    *context = NULL;
+}
+
+/* ---------------------------------------------------------------- requests */
+
+/* The begin of a request: its headers are there. */
+static http_exchange *begin(serve_http *http, struct MHD_Connection *connection, const char *url,
+                            const char *method)
+{
+    http_exchange *x = calloc(1, sizeof *x);
+    if (!x) return NULL;
+    const union MHD_ConnectionInfo *info = http->mhd.get_connection_info(
+        connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    x->http = http;
+    x->connection = connection;
+    x->peer = info ? info->socket_context : NULL;
+    x->url = url;
+    x->method = method;
+    set_limit(x, SERVE_BODY_S);
+    return x;
+}
+
+static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *bytes, void **context)
+{
+    http_exchange *x = *context;
+    (void)version, (void)data;
+    if (!x) {
+        *context = begin(user, connection, url, method);
+        return *context ? MHD_YES : MHD_NO;
+    }
+    if (*bytes) {
+        *bytes = 0;
+        return MHD_YES;
+    }
+    if (!x->begun++) set_limit(x, SERVE_ANSWER_S);
+    return http_route(x);
+}
+
+/* ---------------------------------------------------------------- the daemon */
+
+/* The address of --host and --port: a number, or a name of this machine. */
+static int find_address(struct addrinfo **found, const char *host, int port)
+{
+    char number[16];
+    const struct addrinfo hints = { .ai_family = AF_UNSPEC,
+                                    .ai_socktype = SOCK_STREAM,
+                                    .ai_flags = AI_PASSIVE | AI_NUMERICSERV };
+    snprintf(number, sizeof number, "%d", port);
+    const int wrong = getaddrinfo(host, number, &hints, found);
+    return wrong ? cli_fail("serve: --host is '%s': %s", host, gai_strerror(wrong)) : CLI_OK;
+}
+
+/* Errors of single connections, such as a client that went away, concern nobody. */
+static void no_log(void *user, const char *format, va_list args)
+{
+    (void)user, (void)format, (void)args;
+}
+
+int serve_http_start(serve_http **out, serve_hub *hub, const char *host, int port)
+{
+    struct addrinfo *address = NULL;
+    serve_http *http = calloc(1, sizeof *http);
+    *out = http;
+    if (!http) return cli_fail("serve: out of memory");
+    pthread_mutex_init(&http->lock, NULL);
+    http->hub = hub;
+    snprintf(http->host, sizeof http->host, "%s", host);
+    int status = serve_mhd_open(&http->mhd);
+    if (!status) status = find_address(&address, host, port);
+    if (status) return status;
+    unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+                     MHD_USE_ERROR_LOG;
+    if (address->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    errno = 0;
+    http->daemon = http->mhd.start_daemon(
+        flags, (uint16_t)port, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, no_log,
+        NULL, MHD_OPTION_SOCK_ADDR, address->ai_addr, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+        http, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)SERVE_IDLE_S, MHD_OPTION_CONNECTION_LIMIT, (unsigned)SERVE_CLIENTS + 16,
+        MHD_OPTION_END);
+    freeaddrinfo(address);
+    if (!http->daemon)
+        return cli_fail("serve: cannot listen on %s port %d: %s", host, port,
+                        errno ? strerror(errno) : "libmicrohttpd did not start");
+    const union MHD_DaemonInfo *info = http->mhd.get_daemon_info(http->daemon,
+                                                                 MHD_DAEMON_INFO_BIND_PORT);
+    http->port = info ? info->port : port;
+    return CLI_OK;
+}
+
+int serve_http_port(const serve_http *http) { return http->port; }
+
+void serve_http_tick(serve_http *http)
+{
+    const double now = cli_seconds();
+    pthread_mutex_lock(&http->lock);
+    for (http_peer *p = http->peers; p; p = p->next) {
+        if (p->until > now || p->socket < 0) continue;
+        shutdown(p->socket, SHUT_RDWR);
+        p->until = INFINITY;
+    }
+    pthread_mutex_unlock(&http->lock);
+}
+
+void serve_http_stop(serve_http *http)
+{
+    if (!http) return;
+    if (http->daemon) http->mhd.stop_daemon(http->daemon);
+    pthread_mutex_destroy(&http->lock);
+    free(http);
+}
