@@ -98,7 +98,7 @@ typedef struct serve_rules {
     int64_t quality;       /* --mp4-quality */
 } serve_rules;
 
-/* ---------------------------------------------------------------- requests (request.c, fields.c) */
+/* ---------------------------------------------------------------- requests (wish.c, settings.c) */
 
 /* A request as it is kept: its fields as the client gave them, but checked, with "esa" as an object
  * and without the picture, of which "image": true is left. Owned. */
@@ -135,7 +135,8 @@ typedef struct serve_settings {
     int compare, method, budget;
     double fps, seconds;
     int64_t quality, seed;
-    char **texts; /* owned, and what the options point to */
+    cli_texts lora, lora_2;       /* names, as the request gave them */
+    char *texts[CLIP_MAX_OPTIONS + 4 * CLI_MAX_LIST]; /* owned, and what the options point to */
     int text_count;
     char key[1024]; /* names the open model: its folder and its LoRAs */
 } serve_settings;
@@ -144,6 +145,8 @@ void serve_settings_free(serve_settings *settings);
  * of the refusal; then *settings is empty. */
 int serve_settings_read(serve_settings *settings, serve_refusal *refusal, const serve_rules *rules,
                         const json_t *fields, const char *image);
+/* Removes options that requests, or the server, read in another way. */
+void serve_options_drop(cli_option *table, const char *name, int from);
 /* The schema of the object "esa", from the same options (for /openapi.json); NULL: out of memory. */
 json_t *serve_esa_schema(void);
 
