@@ -21,5 +21,7 @@ typedef struct serve_field {
 } serve_field;
 
 const serve_field *serve_fields(int *count); /* static storage */
+/* (picture.c) Height and width of a PNG, JPEG or WebP picture; 0: it is none of them. */
+int serve_picture_size(int32_t size[2], const unsigned char *picture, size_t bytes);
 
 #endif

@@ -53,7 +53,9 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     pthread_mutex_unlock(&http->lock);
 }
 
-/* Gives back what a body takes. */
+void http_no_limit(http_exchange *x) { set_limit(x, INFINITY); }
+
+/* Gives back what a body takes; the errand may have it by now. */
 static void drop_body(http_exchange *x)
 {
     pthread_mutex_lock(&x->http->lock);
@@ -64,6 +66,21 @@ static void drop_body(http_exchange *x)
     x->bytes = x->room = 0;
 }
 
+/* The errand of a connection that is gone, as when the server stops: what it made stays. */
+static void drop_errand(http_exchange *x)
+{
+    serve_hub *hub = x->http->hub;
+    if (!x->errand) return;
+    pthread_mutex_lock(&hub->lock);
+    const int done = x->errand->done;
+    if (done)
+        serve_job_drop(x->errand->job);
+    else
+        x->errand->orphan = 1;
+    pthread_mutex_unlock(&hub->lock);
+    if (done) serve_errand_free(x->errand);
+}
+
 static void on_completed(void *user, struct MHD_Connection *connection, void **context,
                          enum MHD_RequestTerminationCode code)
 {
@@ -71,6 +88,12 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     (void)user, (void)connection, (void)code;
     if (!x) return;
     set_limit(x, SERVE_IDLE_S + SERVE_HEADERS_S);
+    if (x->wait.job) {
+        pthread_mutex_lock(&x->http->hub->lock);
+        http_unlisten(&x->wait);
+        pthread_mutex_unlock(&x->http->hub->lock);
+    }
+    drop_errand(x);
     drop_body(x);
     free(x);
     *context = NULL;
@@ -78,12 +101,55 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
 
 /* ---------------------------------------------------------------- requests */
 
-/* The begin of a request: its headers are there. */
-static http_exchange *begin(serve_http *http, struct MHD_Connection *connection, const char *url,
-                            const char *method)
+/* Room for a body of so many bytes, or the refusal. */
+static int find_room(http_exchange *x, size_t bytes)
+{
+    serve_http *http = x->http;
+    const int64_t most = http->hub->rules.max_body;
+    if ((int64_t)bytes > most)
+        return serve_refuse(&x->refusal, 413, "", "The body is longer than %lld bytes.",
+                            (long long)most);
+    if (bytes <= x->room) return 0;
+    const size_t room = bytes < 4096 ? 4096 : bytes;
+    pthread_mutex_lock(&http->lock);
+    const int full = http->buffered + room - x->room > SERVE_BODIES;
+    if (!full) http->buffered += room - x->room;
+    pthread_mutex_unlock(&http->lock);
+    if (full)
+        return serve_refuse(&x->refusal, 503, "", "Too many bodies are being sent; try again.");
+    char *grown = realloc(x->body, room + 1);
+    if (!grown) {
+        pthread_mutex_lock(&http->lock);
+        http->buffered -= room - x->room;
+        pthread_mutex_unlock(&http->lock);
+        return serve_refuse(&x->refusal, 500, "", "The server is out of memory.");
+    }
+    x->body = grown;
+    x->room = room;
+    return 0;
+}
+
+/* What can be refused before the body comes. */
+static void check_headers(http_exchange *x)
+{
+    const char *length = http_request_header(x, "Content-Length");
+    pthread_mutex_lock(&x->http->lock);
+    const int crowded = x->http->connections > SERVE_CLIENTS;
+    pthread_mutex_unlock(&x->http->lock);
+    if (crowded)
+        serve_refuse(&x->refusal, 503, "", "%d connections are open already; try again later.",
+                     SERVE_CLIENTS);
+    else if (!http_guard(x, &x->refusal) && length)
+        find_room(x, (size_t)strtoull(length, NULL, 10));
+}
+
+/* The begin of a request: its headers are there. A refusal is answered when the body has come, as
+ * many clients do not look before, unless it is too long or the client waits for a word. */
+static enum MHD_Result begin(serve_http *http, struct MHD_Connection *connection, const char *url,
+                             const char *method, void **context)
 {
     http_exchange *x = calloc(1, sizeof *x);
-    if (!x) return NULL;
+    if (!x) return MHD_NO;
     const union MHD_ConnectionInfo *info = http->mhd.get_connection_info(
         connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     x->http = http;
@@ -91,8 +157,34 @@ static http_exchange *begin(serve_http *http, struct MHD_Connection *connection,
     x->peer = info ? info->socket_context : NULL;
     x->url = url;
     x->method = method;
+    *context = x;
     set_limit(x, SERVE_BODY_S);
-    return x;
+    check_headers(x);
+    const int early = x->refusal.code == 413 || http_request_header(x, "Expect");
+    return x->refusal.code && early ? http_refuse(x, &x->refusal) : MHD_YES;
+}
+
+/* A piece of the body. A body whose length was not announced may turn out too long: the rest of it
+ * is thrown away, and of one that does not end, the connection. */
+static enum MHD_Result take_piece(http_exchange *x, const char *data, size_t *bytes)
+{
+    const size_t n = *bytes;
+    *bytes = 0;
+    if (x->refusal.code) {
+        x->bytes += n;
+        return (int64_t)x->bytes > 2 * x->http->hub->rules.max_body ? MHD_NO : MHD_YES;
+    }
+    const size_t room = x->bytes + n > x->room ? 2 * (x->bytes + n) : x->room;
+    const int64_t most = x->http->hub->rules.max_body;
+    if (find_room(x, x->bytes + n > (size_t)most || room <= (size_t)most ? room : (size_t)most)) {
+        const serve_refusal why = x->refusal;
+        drop_body(x);
+        x->refusal = why;
+        return MHD_YES;
+    }
+    memcpy(x->body + x->bytes, data, n);
+    x->bytes += n;
+    return MHD_YES;
 }
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
@@ -100,17 +192,23 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
                                   size_t *bytes, void **context)
 {
     http_exchange *x = *context;
-    (void)version, (void)data;
-    if (!x) {
-        *context = begin(user, connection, url, method);
-        return *context ? MHD_YES : MHD_NO;
+    (void)version;
+    if (!x) return begin(user, connection, url, method, context);
+    if (*bytes) return take_piece(x, data, bytes);
+    if (!x->whole++) set_limit(x, SERVE_ANSWER_S);
+    return x->refusal.code ? http_refuse(x, &x->refusal) : http_route(x);
+}
+
+/* Under the lock of the hub. */
+static void on_answered(void *user, serve_errand *errand)
+{
+    serve_http *http = user;
+    if (!errand->orphan) {
+        http->mhd.resume_connection(errand->connection);
+        return;
     }
-    if (*bytes) {
-        *bytes = 0;
-        return MHD_YES;
-    }
-    if (!x->begun++) set_limit(x, SERVE_ANSWER_S);
-    return http_route(x);
+    serve_job_drop(errand->job);
+    serve_errand_free(errand);
 }
 
 /* ---------------------------------------------------------------- the daemon */
@@ -142,7 +240,11 @@ int serve_http_start(serve_http **out, serve_hub *hub, const char *host, int por
     pthread_mutex_init(&http->lock, NULL);
     http->hub = hub;
     snprintf(http->host, sizeof http->host, "%s", host);
-    int status = serve_mhd_open(&http->mhd);
+    hub->user = http;
+    hub->changed = http_changed;
+    hub->answered = on_answered;
+    int status = http_openapi_make(http);
+    if (!status) status = serve_mhd_open(&http->mhd);
     if (!status) status = find_address(&address, host, port);
     if (status) return status;
     unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME |
@@ -177,12 +279,19 @@ void serve_http_tick(serve_http *http)
         p->until = INFINITY;
     }
     pthread_mutex_unlock(&http->lock);
+    http_tick_listeners(http, now);
 }
 
+/* Suspended connections must be resumed before the daemon stops; they end by themselves when they
+ * see hub->stop. */
 void serve_http_stop(serve_http *http)
 {
     if (!http) return;
-    if (http->daemon) http->mhd.stop_daemon(http->daemon);
+    if (http->daemon) {
+        http_tick_listeners(http, cli_seconds());
+        http->mhd.stop_daemon(http->daemon);
+    }
+    free(http->openapi);
     pthread_mutex_destroy(&http->lock);
     free(http);
 }

@@ -33,9 +33,8 @@ enum MHD_Result http_send(http_exchange *x, int status, struct MHD_Response *res
     http_header(x, response, "X-Content-Type-Options", "nosniff");
     http_header(x, response, "Referrer-Policy", "no-referrer");
     http_header(x, response, "Cross-Origin-Resource-Policy", "same-origin");
-    x->status = status;
     pthread_mutex_lock(&hub->lock);
-    hub->answers[status / 100 > 5 ? 0 : status / 100]++;
+    hub->counts.answers[status / 100 > 5 ? 0 : status / 100]++;
     pthread_mutex_unlock(&hub->lock);
     const enum MHD_Result queued = x->http->mhd.queue_response(x->connection, (unsigned)status,
                                                                response);
@@ -92,7 +91,7 @@ enum MHD_Result http_refuse(http_exchange *x, const serve_refusal *refusal)
     if (refusal->code == 429 || refusal->code == 503)
         http_header(x, response, "Retry-After", "5");
     pthread_mutex_lock(&x->http->hub->lock);
-    x->http->hub->refused++;
+    x->http->hub->counts.refused++;
     pthread_mutex_unlock(&x->http->hub->lock);
     return http_send(x, refusal->code, response);
 }

@@ -93,7 +93,7 @@ typedef struct serve_rules {
     int method, budget;  /* 1: --method, --budget was given */
     char folder[SERVE_PATH];
     char *key; /* of --api-key-file; NULL: none */
-    int64_t keep, max_queue, max_body, max_prompt, max_pixels;
+    int64_t keep, max_queue, max_body, max_prompt, max_pixels, started;
     int64_t preview_every; /* steps; 0: no previews */
     int64_t quality;       /* --mp4-quality */
 } serve_rules;
@@ -138,7 +138,6 @@ typedef struct serve_settings {
     cli_texts lora, lora_2;       /* names, as the request gave them */
     char *texts[CLIP_MAX_OPTIONS + 4 * CLI_MAX_LIST]; /* owned, and what the options point to */
     int text_count;
-    char key[1024]; /* names the open model: its folder and its LoRAs */
 } serve_settings;
 void serve_settings_free(serve_settings *settings);
 /* Reads and checks the options of a request. image: the path of its picture, or NULL. 0 or the code
@@ -160,27 +159,27 @@ enum { SERVE_HAS_VIDEO = 1, SERVE_HAS_DENSE = 2, SERVE_HAS_BESIDE = 4, SERVE_HAS
 typedef struct serve_job {
     char id[SERVE_ID];
     json_t *fields; /* of the wish; read under the lock only, as its count of references is */
-    char *prompt;   /* of fields; constant */
+    const char *prompt; /* of fields */
     int model;      /* of serve_rules; -1: the server no longer has it */
     char model_name[128];
-    int64_t created, completed; /* seconds since 1970; [lock] as all below */
+    int64_t created;   /* microseconds since 1970 */
+    int64_t completed; /* seconds since 1970; 0: not yet; [lock] as all below */
     int refs;
     int state;       /* SERVE_QUEUED .. */
     int cancel;      /* 1: the worker shall stop */
-    int interrupted; /* 1: stopped because the server stops */
     int code;        /* of the error */
     char error[SERVE_LONGEST];
     /* progress */
     int stage, step, steps, pass, passes; /* pass 0 of 2 is the dense one */
-    double seconds, seconds_left, density, work, began;
-    int preview, files;
-    int64_t version; /* grows with every change */
+    double seconds, seconds_left, density, work, began; /* NaN: not known */
+    int preview, files; /* the step of the last preview; SERVE_HAS_* */
+    int64_t version;    /* grows with every change */
     /* what was made */
     int frames, height, width;
     int64_t seed;
     double fps, made_seconds;
     double psnr, ssim, dense_seconds, sparse_seconds, speedup; /* NaN without compare */
-    double first_step; /* seconds from the start of the job to its first step; NaN: not yet */
+    double ready; /* seconds from taking the job to its first step; NaN: not there yet */
 } serve_job;
 
 /* What the clerk shall do; on the way back the answer is filled in. */
@@ -200,9 +199,17 @@ typedef struct serve_errand {
 } serve_errand;
 void serve_errand_free(serve_errand *errand); /* drops its job; not under the lock */
 
+/* Counters of /metrics. */
+typedef struct serve_counts {
+    int64_t answers[6]; /* by the first digit of the status */
+    int64_t refused, made, failed, deleted, steps, previews;
+    double busy_seconds; /* of the worker with videos */
+} serve_counts;
+
 typedef struct serve_hub {
     serve_rules rules;
     pthread_mutex_t lock;
+    pthread_mutex_t disk; /* one record is written or removed at a time; taken before lock */
     pthread_cond_t clerk_wake, worker_wake;
     serve_errand *errands; /* [lock] those of the clerk, oldest first */
     serve_job **jobs;      /* [lock] in the order in which they were created */
@@ -212,10 +219,8 @@ typedef struct serve_hub {
     int stop;              /* [lock] 1: threads shall end */
     int lock_file;
     double began;
-    /* [lock] counters of /metrics */
-    int64_t answers[6], refused, made, failed, deleted, steps, previews;
-    double busy_seconds, wait_seconds;
-    /* Called under the lock after any change of a job: wakes its listeners. */
+    serve_counts counts; /* [lock] */
+    /* Called under the lock after any change of a job, and when an errand is done. */
     void (*changed)(void *user, serve_job *job);
     void (*answered)(void *user, serve_errand *errand);
     void *user;
@@ -225,11 +230,16 @@ typedef struct serve_hub {
  * failed, with the reason, and those that waited wait again. CLI_FAILED after a message. */
 int serve_hub_open(serve_hub *hub);
 void serve_hub_close(serve_hub *hub);
-/* Adds a job that waits; 0 or the code of the refusal. Writes its record first. Takes over wish. */
+/* Adds a job that waits, with a reference for the caller; 0 or the code of the refusal. Its record
+ * and its picture are on disk before. Takes the fields of wish. */
 int serve_job_create(serve_hub *hub, serve_job **job, serve_refusal *refusal, serve_wish *wish,
                      const serve_settings *settings);
 /* Deletes a job and its files; one that runs is cancelled. 0 or the code of the refusal. */
 int serve_job_delete(serve_hub *hub, serve_refusal *refusal, const char *id);
+/* [lock] Adds a job to the list, which takes over a reference; 0: out of memory. */
+int serve_job_add(serve_hub *hub, serve_job *job);
+/* Removes the files of a job again if it was deleted meanwhile. */
+void serve_job_clean(serve_hub *hub, serve_job *job);
 /* Deletes the oldest finished jobs beyond --keep. */
 void serve_jobs_prune(serve_hub *hub);
 /* [lock] The job of an id, without a reference; NULL: there is none. */
@@ -244,11 +254,15 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *job);
 serve_job *serve_job_next(serve_hub *hub);
 /* The path of a file of a job: ending ".mp4", "-dense.mp4", ... */
 void serve_job_path(char out[SERVE_PATH], const serve_hub *hub, const char *id, const char *ending);
-/* Writes the record of a job; not under the lock. CLI_FAILED after a message. */
-int serve_job_save(serve_hub *hub, serve_job *job);
-/* (record.c) The record as text, made under the lock; and a job from one. */
-json_t *serve_record_make(const serve_job *job);
-serve_job *serve_record_read(const json_t *record, const serve_rules *rules);
+/* Writes the record of a job with a state, unless it was deleted; not under the lock. The job has
+ * the state only when the record is on disk: nobody sees a finished video that a crash could make
+ * unfinished. CLI_FAILED after a message; then the job is as before. */
+int serve_job_save(serve_hub *hub, serve_job *job, int state);
+serve_job *serve_job_new(void); /* with one reference; NULL: out of memory */
+/* (record.c) The record of a job, made under the lock; NULL when out of memory. A job from one, with
+ * one reference; NULL: it is no record of a job with this id. */
+cli_json *serve_record_make(const serve_job *job);
+serve_job *serve_record_read(const json_t *record, const char *id, const serve_rules *rules);
 const char *serve_state_name(int state);
 const char *serve_stage_name(int stage);
 

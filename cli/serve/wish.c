@@ -111,14 +111,6 @@ static int take_text(reader *r, const char *name, const json_t *value)
 
 /* ---------------------------------------------------------------- the picture */
 
-/* Pictures that esa_frames_load reads; what they are is told by their first bytes. */
-static int is_picture(const unsigned char *p, size_t n)
-{
-    return (n > 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) ||
-           (n > 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) ||
-           (n > 12 && memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0);
-}
-
 /* Takes over image. */
 static int set_picture(reader *r, const char *name, unsigned char *image, size_t bytes)
 {
@@ -127,9 +119,16 @@ static int set_picture(reader *r, const char *name, unsigned char *image, size_t
         free(image);
         return serve_refuse(r->refusal, 400, name, "Two pictures were given, at most one is used.");
     }
-    if (!is_picture(image, bytes)) {
+    int32_t size[2] = { 0, 0 };
+    const int known = serve_picture_size(size, image, bytes);
+    if (!known || size[0] > SERVE_SIDE || size[1] > SERVE_SIDE) {
         free(image);
-        return serve_refuse(r->refusal, 400, name, "'%s' is no PNG, JPEG or WebP picture.", name);
+        if (!known)
+            return serve_refuse(r->refusal, 400, name, "'%s' is no PNG, JPEG or WebP picture.",
+                                name);
+        return serve_refuse(r->refusal, 400, name,
+                            "'%s' has %d x %d pixels, its sides may have %d.", name, size[1],
+                            size[0], SERVE_SIDE);
     }
     r->wish->image = image;
     r->wish->image_bytes = bytes;
