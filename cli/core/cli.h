@@ -65,8 +65,12 @@ int cli_status(const esa_ctx *ctx, esa_status status, const char *what);
 
 /* Messages of this thread go to text from now on, without "esa: " and the line's end, instead of to
  * stderr; the first is kept until text[0] is 0. NULL: to stderr again. For threads of a server, whose
- * messages are answers. */
-void cli_hear(char *text, size_t size);
+ * messages are answers. Returns what was before, to be put back. */
+typedef struct cli_hearing {
+    char *text;
+    size_t size;
+} cli_hearing;
+cli_hearing cli_hear(char *text, size_t size);
 
 /* Makes a context with the default settings and this many threads; 0: one per core. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);

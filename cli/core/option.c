@@ -11,15 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Thread_local struct {
-    char *text;
-    size_t size;
-} hearer;
+static _Thread_local cli_hearing hearer;
 
-void cli_hear(char *text, size_t size)
+cli_hearing cli_hear(char *text, size_t size)
 {
-    hearer.text = text;
-    hearer.size = size;
+    const cli_hearing before = hearer;
+    hearer = (cli_hearing){ text, size };
+    return before;
 }
 
 static void message(const char *format, va_list args)

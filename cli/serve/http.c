@@ -36,7 +36,7 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
         peer = calloc(1, sizeof *peer);
         if (peer) {
             peer->socket = info ? info->connect_fd : -1;
-            peer->until = cli_seconds() + SERVE_HEADERS_S;
+            peer->until = cli_seconds() + (double)http->hub->rules.timeout;
             peer->next = http->peers;
             if (peer->next) peer->next->before = peer;
             http->peers = peer;
@@ -51,6 +51,12 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
         *context = NULL;
     }
     pthread_mutex_unlock(&http->lock);
+}
+
+/* So many times --timeout from now on. */
+static void allow(http_exchange *x, double times)
+{
+    set_limit(x, times * (double)x->http->hub->rules.timeout);
 }
 
 void http_no_limit(http_exchange *x) { set_limit(x, INFINITY); }
@@ -87,7 +93,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     http_exchange *x = *context;
     (void)user, (void)connection, (void)code;
     if (!x) return;
-    set_limit(x, SERVE_IDLE_S + SERVE_HEADERS_S);
+    allow(x, SERVE_IDLE_X + 1);
     if (x->wait.job) {
         pthread_mutex_lock(&x->http->hub->lock);
         http_unlisten(&x->wait);
@@ -158,7 +164,7 @@ static enum MHD_Result begin(serve_http *http, struct MHD_Connection *connection
     x->url = url;
     x->method = method;
     *context = x;
-    set_limit(x, SERVE_BODY_S);
+    allow(x, SERVE_BODY_X);
     check_headers(x);
     const int early = x->refusal.code == 413 || http_request_header(x, "Expect");
     return x->refusal.code && early ? http_refuse(x, &x->refusal) : MHD_YES;
@@ -195,7 +201,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     (void)version;
     if (!x) return begin(user, connection, url, method, context);
     if (*bytes) return take_piece(x, data, bytes);
-    if (!x->whole++) set_limit(x, SERVE_ANSWER_S);
+    if (!x->whole++) allow(x, SERVE_ANSWER_X);
     return x->refusal.code ? http_refuse(x, &x->refusal) : http_route(x);
 }
 
@@ -255,7 +261,7 @@ int serve_http_start(serve_http **out, serve_hub *hub, const char *host, int por
         flags, (uint16_t)port, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, no_log,
         NULL, MHD_OPTION_SOCK_ADDR, address->ai_addr, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
         http, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)SERVE_IDLE_S, MHD_OPTION_CONNECTION_LIMIT, (unsigned)SERVE_CLIENTS + 16,
+        (unsigned)(SERVE_IDLE_X * hub->rules.timeout), MHD_OPTION_CONNECTION_LIMIT, (unsigned)SERVE_CLIENTS + 16,
         MHD_OPTION_END);
     freeaddrinfo(address);
     if (!http->daemon)

@@ -94,9 +94,9 @@ static int read_record(serve_hub *hub, const char *name)
     if (!n || strcmp(name + n, ".json") != 0) return CLI_OK;
     snprintf(id, sizeof id, "%.*s", (int)n, name);
     serve_job_path(path, hub, id, ".json");
-    cli_hear(said, sizeof said);
+    const cli_hearing before = cli_hear(said, sizeof said);
     json_t *record = cli_json_load(path, NULL, 0, "serve");
-    cli_hear(NULL, 0);
+    cli_hear(before.text, before.size);
     serve_job *j = record ? serve_record_read(record, id, &hub->rules) : NULL;
     json_decref(record);
     if (!j) {

@@ -192,9 +192,9 @@ int serve_job_create(serve_hub *hub, serve_job **out, serve_refusal *refusal, se
     wish->fields = NULL;
     j->prompt = cli_json_string(j->fields, "prompt");
     describe(hub, j, settings);
-    cli_hear(said, sizeof said);
+    const cli_hearing before = cli_hear(said, sizeof said);
     const int failed = write_files(hub, j, wish);
-    cli_hear(NULL, 0);
+    cli_hear(before.text, before.size);
     pthread_mutex_lock(&hub->lock);
     if (failed)
         code = serve_refuse(refusal, 507, "", "The job cannot be written: %.300s.", said);

@@ -39,10 +39,10 @@
 #define SERVE_PROMPT     10000       /* default of --max-prompt, in bytes */
 #define SERVE_PIXELS     250000000   /* default of --max-pixels: of all frames of a video */
 #define SERVE_CLIENTS    128         /* connections at a time */
-#define SERVE_HEADERS_S  15          /* seconds for the headers of a request */
-#define SERVE_BODY_S     60          /* seconds for a body */
-#define SERVE_ANSWER_S   600         /* seconds for an answer but events and sync */
-#define SERVE_IDLE_S     30          /* seconds without a byte */
+#define SERVE_TIMEOUT    15          /* default of --timeout: seconds for the headers of a request */
+#define SERVE_BODY_X     4           /* a body may take so many times that, */
+#define SERVE_IDLE_X     2           /* a pause so many times, */
+#define SERVE_ANSWER_X   40          /* and an answer so many times, but for events and sync */
 #define SERVE_PING_S     10          /* seconds between comments in a stream of events */
 
 /* ---------------------------------------------------------------- refusals (refusal.c) */
@@ -93,7 +93,8 @@ typedef struct serve_rules {
     int method, budget;  /* 1: --method, --budget was given */
     char folder[SERVE_PATH];
     char *key; /* of --api-key-file; NULL: none */
-    int64_t keep, max_queue, max_body, max_prompt, max_pixels, started;
+    int64_t keep, max_queue, max_body, max_prompt, max_pixels, timeout;
+    int64_t started; /* seconds since 1970 */
     int64_t preview_every; /* steps; 0: no previews */
     int64_t quality;       /* --mp4-quality */
 } serve_rules;

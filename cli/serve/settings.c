@@ -147,9 +147,9 @@ static int set_option(reader *r, int i, const char *name, const json_t *value)
                                 "them.",
                                 name);
         r->said[0] = 0;
-        cli_hear(r->said, sizeof r->said);
+        const cli_hearing before = cli_hear(r->said, sizeof r->said);
         const int wrong = cli_option_read(what, &row, text);
-        cli_hear(NULL, 0);
+        cli_hear(before.text, before.size);
         if (wrong) return refuse_said(r, name);
     }
     return 0;
@@ -425,11 +425,11 @@ static int check_clip(reader *r)
 {
     clip_request *c = &r->s->clip;
     r->said[0] = 0;
-    cli_hear(r->said, sizeof r->said);
+    const cli_hearing before = cli_hear(r->said, sizeof r->said);
     int wrong = clip_choose_method(c, r->s->method, r->s->budget, what);
     if (!wrong) wrong = clip_request_agrees(c, r->s->compare, what);
     if (!wrong) wrong = clip_request_check(c, what);
-    cli_hear(NULL, 0);
+    cli_hear(before.text, before.size);
     return wrong ? refuse_said(r, "esa") : 0;
 }
 

@@ -94,7 +94,7 @@ static int is_loopback(const char *host)
 
 /* ---------------------------------------------------------------- options */
 
-static int check(const serve_options *o, serve_rules *rules, int argc, char **argv)
+static int check(const serve_options *o, serve_rules *rules)
 {
     int status = add_names(rules, o);
     if (!status && o->key_file) status = read_key(rules, o->key_file);
@@ -107,7 +107,6 @@ static int check(const serve_options *o, serve_rules *rules, int argc, char **ar
         return cli_usage("%s: --api-key-file and --insecure contradict one another", what);
     if (snprintf(rules->folder, sizeof rules->folder, "%s", o->folder) > 4000)
         return cli_usage("%s: the name of --output-dir is too long", what);
-    (void)argc, (void)argv;
     clip_request usual = rules->usual;
     status = clip_choose_method(&usual, rules->method, rules->budget, what);
     if (!status && usual.method == METHOD_CACHED)
@@ -127,6 +126,7 @@ int serve_options_read(serve_options *o, serve_rules *rules, int argc, char **ar
     rules->max_body = SERVE_BODY;
     rules->max_prompt = SERVE_PROMPT;
     rules->max_pixels = SERVE_PIXELS;
+    rules->timeout = SERVE_TIMEOUT;
     rules->preview_every = -1;
     rules->method = cli_given(argc, argv, "--method");
     rules->budget = cli_given(argc, argv, "--budget");
@@ -162,6 +162,9 @@ int serve_options_read(serve_options *o, serve_rules *rules, int argc, char **ar
           "bytes of a prompt (10000)" },
         { "--max-pixels", CLI_INT, &rules->max_pixels, "N", 1024, 1e15, 0,
           "pixels of a video: width x height x frames (250000000)" },
+        { "--timeout", CLI_INT, &rules->timeout, "N", 1, 3600, 0,
+          "seconds that a client has for the headers of a request; four times that for the body "
+          "(15)" },
         { "--preview-every", CLI_INT, &rules->preview_every, "N", 0, 10000, 0,
           "steps between previews; 0: none (eight previews a video)" },
         { "--mp4-quality", CLI_INT, &rules->quality, "N", 0, 100, 0,
@@ -179,18 +182,21 @@ int serve_options_read(serve_options *o, serve_rules *rules, int argc, char **ar
           "one model of Wan 2.2: the same for the second transformer (those of the model)" },
         { "--hold", CLI_CHOICE, &rules->usual.open.hold, "auto|file|f32|bf16", 0, 0, 0,
           "how weights are held in memory (auto)" },
+        { "--keep-bf16", CLI_TEXT, &rules->usual.open.keep, "NAME,...", 0, 0, 0,
+          "fp8: tensors that stay in bf16, as --keep of `esa generate` (none)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int count = (int)(sizeof own / sizeof own[0]) - 1;
     clip_options(table, own, CLIP_OPTIONS_ALL, &rules->usual);
-    static const char *const others[] = { "--model", "--masks", "--plan", "--image", "--step-map" };
-    for (int i = 0; i < 5; i++) serve_options_drop(table, others[i], count);
+    static const char *const others[] = { "--model", "--masks",    "--plan",
+                                          "--image", "--step-map", "--keep" };
+    for (int i = 0; i < 6; i++) serve_options_drop(table, others[i], count);
     int status = cli_options("esa serve", "[options]",
                              "Answers requests for videos over HTTP, one after the other, with a "
                              "model that stays in memory.",
                              table, argc, argv, NULL, done);
     if (status || *done) return status;
-    return check(o, rules, argc, argv);
+    return check(o, rules);
 }
 
 /* ---------------------------------------------------------------- models */

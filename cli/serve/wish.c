@@ -250,6 +250,8 @@ static int take_esa(reader *r, const char *name, json_t *value)
 {
     char key[64], param[64];
     json_t *esa = esa_of(r);
+    if (strlen(name) > 40 || name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-")])
+        return serve_refuse(r->refusal, 400, "esa", "There is no option of this name under \"esa\".");
     snprintf(key, sizeof key, "%s", name);
     for (char *p = key; *p; p++)
         if (*p == '_') *p = '-';
@@ -338,6 +340,9 @@ static int take_part(reader *r, const serve_part *part)
         if (copy) memcpy(copy, part->data, part->bytes);
         return set_picture(r, part->name, copy, part->bytes);
     }
+    if (memchr(part->data, 0, part->bytes))
+        return serve_refuse(r->refusal, 400, part->name,
+                            "'%s' holds a character with the number 0.", part->name);
     json_t *value = json_stringn(part->data, part->bytes);
     if (!value)
         return serve_refuse(r->refusal, 400, part->name, "'%s' is no UTF-8.", part->name);

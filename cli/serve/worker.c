@@ -132,6 +132,7 @@ static int open_model(worker *w, const clip_opening *opening, const char *name)
     if (!key) return cli_fail("serve: out of memory");
     if (w->open && strcmp(key, w->key) == 0) {
         free(key);
+        set_warm(w, name); /* two names may stand for one folder */
         return CLI_OK;
     }
     close_model(w);
