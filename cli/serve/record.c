@@ -140,7 +140,7 @@ static void compare_json(cli_json *json, const serve_job *j)
     cli_json_close(json);
 }
 
-static void esa_json(cli_json *json, const serve_hub *hub, const serve_job *j)
+static void own_json(cli_json *json, const serve_hub *hub, const serve_job *j)
 {
     cli_json_open(json, "esa", '{');
     cli_json_int(json, "queue_position", queue_position(hub, j));
@@ -192,5 +192,5 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *j)
                           "duration_s %g",
                     "video/mp4", j->state == SERVE_COMPLETED ? file : NULL, j->made_seconds, j->fps,
                     j->frames, length);
-    esa_json(json, hub, j);
+    own_json(json, hub, j);
 }
