@@ -171,7 +171,7 @@ static enum MHD_Result list_videos(http_exchange *x)
     if (known) return http_json(x, 200, json);
     size_t bytes;
     free(cli_json_take(json, &bytes));
-    return http_error(x, 400, "after", "There is no video '%.60s' to begin after.", after);
+    return http_error(x, 404, "after", "There is no video '%.60s' to begin after.", after);
 }
 
 /* ---------------------------------------------------------------- one video */

@@ -291,9 +291,21 @@ static int unknown(reader *r, const char *name)
                         near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
+/* esa.NAME or, as some clients write an object in a form, esa[NAME]. */
+static int take_esa_field(reader *r, const char *name, json_t *value)
+{
+    char key[64];
+    const size_t n = strlen(name);
+    if (name[3] == '.' || n < 6 || n > sizeof key || name[n - 1] != ']')
+        return take_esa(r, name + 4, value);
+    snprintf(key, sizeof key, "%.*s", (int)(n - 5), name + 4);
+    return take_esa(r, key, value);
+}
+
 static int take_field(reader *r, const char *name, json_t *value)
 {
-    if (strncmp(name, "esa.", 4) == 0) return take_esa(r, name + 4, value);
+    if (strncmp(name, "esa.", 4) == 0 || strncmp(name, "esa[", 4) == 0)
+        return take_esa_field(r, name, value);
     for (int i = 0; i < FIELDS; i++) {
         if (strcmp(name, fields[i].name) != 0) continue;
         switch (fields[i].kind) {

@@ -154,12 +154,13 @@ class Api(serve_kit.Served):
 
     def test_form(self):
         body, kind = form([("prompt", "a red ball"), ("size", "64x64"), ("seconds", "0.5"), ("num_inference_steps", "2"),
-                           ("esa.preset", "fast"), ("esa", json.dumps({"block": "16x16"})), ("negative_prompt", "")])
+                           ("esa.preset", "fast"), ("esa[seed]", "4"), ("esa", json.dumps({"block": "16x16"})), ("negative_prompt", "")])
         made = self.server.ask("POST", "/v1/videos", body, {"Content-Type": kind})
         self.assertEqual(made.status, 200, made.body)
         done = self.server.wait(made.json["id"])
         self.assertEqual((done["status"], done["num_frames"]), ("completed", 9), done)   # 0.5 s at 16, and the first
-        self.assertEqual(done["esa"]["settings"], {"preset": "fast", "block": "16x16"})
+        self.assertEqual(done["esa"]["settings"], {"preset": "fast", "seed": "4", "block": "16x16"})
+        self.assertEqual(done["esa"]["seed"], 4)
 
     def test_sync(self):
         answer = self.server.ask("POST", "/v1/videos/sync", TINY)
@@ -270,8 +271,9 @@ class Api(serve_kit.Served):
         self.assertFalse(rising["has_more"])
         self.assertEqual(self.server.get("/v1/videos?limit=0").json["data"], [])
         for query, param in (("limit=101", "limit"), ("limit=-1", "limit"), ("limit=x", "limit"), ("limit=", "limit"),
-                             ("order=up", "order"), ("after=video_gen_0", "after")):
+                             ("order=up", "order")):
             self.refused(400, self.server.get(f"/v1/videos?{query}"), param=param)
+        self.refused(404, self.server.get("/v1/videos?after=video_gen_0"), param="after")
 
 
 class Refusals(serve_kit.Served):
