@@ -11,9 +11,10 @@ int serve_http_start(serve_http **http, serve_hub *hub, const char *host, int po
 {
     (void)hub, (void)host, (void)port;
     *http = NULL;
-    return cli_fail("serve: this esa was built without libmicrohttpd; install libmicrohttpd-dev (on "
-                    "Debian and Ubuntu: sudo apt-get install libmicrohttpd-dev) and build it "
-                    "again");
+    return cli_fail(
+        "serve: this esa was built without libmicrohttpd; install libmicrohttpd-dev (on "
+        "Debian and Ubuntu: sudo apt-get install libmicrohttpd-dev) and build it "
+        "again");
 }
 int serve_http_port(const serve_http *http) { return http != NULL; }
 void serve_http_tick(serve_http *http) { (void)http; }

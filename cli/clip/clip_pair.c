@@ -29,8 +29,7 @@ int clip_pair_make(clip_maker *maker, clip_pair *pair, const clip_request *reque
     }
     if (!status)
         status = clip_make(maker, &pair->frames, &pair->record, request, method, clips_left, 0);
-    if (!status && compare)
-        status = clip_compare(maker, &pair->metrics, pair->dense, pair->frames);
+    if (!status && compare) status = clip_compare(maker, &pair->metrics, pair->dense, pair->frames);
     return status;
 }
 

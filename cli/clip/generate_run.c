@@ -157,8 +157,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
             s->session.anchor_calls ? "anchors run dense, " : "");
     if (o->compare) {
         cli_json_fields(j->json, "speedup %g psnr %g ssim %g lpips %g psnr_min %g ssim_min %g",
-                        clip_pair_speedup(pair), metrics->psnr,
-                        metrics->ssim, metrics->lpips, metrics->psnr_min, metrics->ssim_min);
+                        clip_pair_speedup(pair), metrics->psnr, metrics->ssim, metrics->lpips,
+                        metrics->psnr_min, metrics->ssim_min);
         cli_json_open(j->json, "dense", '{');
         cli_json_fields(j->json, "method %s file %s", "dense", dense_path);
         clip_record_json(j->json, dense);
@@ -208,8 +208,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
         status = clip_save_beside(&j->maker, pair.dense, pair.frames, j->beside_out, o->quality,
                                   o->fps);
     j->made += !status;
-    if (!status)
-        report(j, r.p.prompt_embeds ? NULL : prompt, seed, path, dense_path, &pair);
+    if (!status) report(j, r.p.prompt_embeds ? NULL : prompt, seed, path, dense_path, &pair);
     clip_pair_free(&j->maker, &pair);
     return status;
 }

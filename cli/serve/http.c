@@ -261,8 +261,8 @@ int serve_http_start(serve_http **out, serve_hub *hub, const char *host, int por
         flags, (uint16_t)port, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, no_log,
         NULL, MHD_OPTION_SOCK_ADDR, address->ai_addr, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
         http, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)(SERVE_IDLE_X * hub->rules.timeout), MHD_OPTION_CONNECTION_LIMIT, (unsigned)SERVE_CLIENTS + 16,
-        MHD_OPTION_END);
+        (unsigned)(SERVE_IDLE_X * hub->rules.timeout), MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)SERVE_CLIENTS + 16, MHD_OPTION_END);
     freeaddrinfo(address);
     if (!http->daemon)
         return cli_fail("serve: cannot listen on %s port %d: %s", host, port,

@@ -88,8 +88,7 @@ enum MHD_Result http_refuse(http_exchange *x, const serve_refusal *refusal)
     http_header(x, response, "Cache-Control", "no-store");
     if (refusal->code == 401) http_header(x, response, "WWW-Authenticate", "Bearer");
     if (refusal->code == 405) http_header(x, response, "Allow", refusal->param);
-    if (refusal->code == 429 || refusal->code == 503)
-        http_header(x, response, "Retry-After", "5");
+    if (refusal->code == 429 || refusal->code == 503) http_header(x, response, "Retry-After", "5");
     pthread_mutex_lock(&x->http->hub->lock);
     x->http->hub->counts.refused++;
     pthread_mutex_unlock(&x->http->hub->lock);

@@ -93,8 +93,7 @@ static void event(FILE *out, int64_t id, const char *name, cli_json *json)
     size_t bytes;
     cli_json_compact(json);
     char *text = cli_json_take(json, &bytes);
-    if (text)
-        fprintf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)id, name, text);
+    if (text) fprintf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)id, name, text);
     free(text);
 }
 
@@ -112,8 +111,8 @@ static void event_progress(FILE *out, const serve_hub *hub, const serve_job *j)
     size_t bytes;
     char *text = cli_json_take(whole, &bytes);
     json_t *seen = text ? json_loadb(text, bytes, 0, NULL) : NULL;
-    cli_json_fields(json, "stage %s step %d steps %d pass %d passes %d",
-                    serve_stage_name(j->stage), j->step, j->steps, j->pass, j->passes);
+    cli_json_fields(json, "stage %s step %d steps %d pass %d passes %d", serve_stage_name(j->stage),
+                    j->step, j->steps, j->pass, j->passes);
     cli_json_add(json, "progress", json_incref(cli_json_at(seen, "progress")));
     cli_json_fields(json, "seconds %g seconds_left %g density %g", j->seconds, j->seconds_left,
                     j->density);

@@ -15,8 +15,7 @@ static int same_key(const char *key, const char *given)
 {
     const size_t n = strlen(key), m = strlen(given);
     unsigned char different = n != m;
-    for (size_t i = 0; i < n; i++)
-        different |= (unsigned char)(key[i] ^ given[m ? i % m : 0]);
+    for (size_t i = 0; i < n; i++) different |= (unsigned char)(key[i] ^ given[m ? i % m : 0]);
     return m > 0 && !different;
 }
 

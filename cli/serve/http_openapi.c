@@ -12,8 +12,7 @@ extern const unsigned char esa_asset_openapi_json[];
 static int fill_in(json_t *api, const serve_rules *rules)
 {
     json_t *schemas = cli_json_at(api, "components.schemas"),
-           *fields = cli_json_at(schemas, "Request.properties"),
-           *esa = serve_esa_schema();
+           *fields = cli_json_at(schemas, "Request.properties"), *esa = serve_esa_schema();
     json_t *models = json_array();
     for (int i = 0; i < rules->models; i++)
         json_array_append_new(models, json_string(rules->model[i].name));

@@ -46,12 +46,11 @@ static void model_json(cli_json *json, const serve_hub *hub, const serve_model *
     cli_json_open(json, "esa", '{');
     cli_json_fields(json, "loaded %i warm %i image %s", warm, warm, m->image ? "required" : "none");
     cli_json_open(json, "defaults", '{');
-    cli_json_fields(json, "width %d height %d frames %d steps %d guidance %g fps %g",
-                    usual->width ? usual->width : i->width,
-                    usual->height ? usual->height : i->height,
-                    usual->frames ? usual->frames : i->frames,
-                    usual->steps ? usual->steps : i->steps,
-                    usual->guidance == usual->guidance ? usual->guidance : i->guidance, i->fps);
+    cli_json_fields(
+        json, "width %d height %d frames %d steps %d guidance %g fps %g",
+        usual->width ? usual->width : i->width, usual->height ? usual->height : i->height,
+        usual->frames ? usual->frames : i->frames, usual->steps ? usual->steps : i->steps,
+        usual->guidance == usual->guidance ? usual->guidance : i->guidance, i->fps);
     cli_json_close(json);
     cli_json_open(json, "multiple", '{');
     cli_json_fields(json, "width %d height %d frames %d", i->factor[2] * i->patch[2],
@@ -102,8 +101,7 @@ enum MHD_Result http_route(http_exchange *x)
     int at = 0;
     while (at < 4 && strcmp(x->url, known[at]) != 0) at++;
     const int reads = strcmp(x->method, "GET") == 0 || strcmp(x->method, "HEAD") == 0;
-    if (at < 4 && !reads)
-        return http_error(x, 405, "GET, HEAD", "'%s' takes GET only.", x->url);
+    if (at < 4 && !reads) return http_error(x, 405, "GET, HEAD", "'%s' takes GET only.", x->url);
     switch (at) {
     case 0: return health(x);
     case 1: return models(x, NULL);

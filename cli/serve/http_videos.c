@@ -116,9 +116,8 @@ static enum MHD_Result sync_video(http_exchange *x)
     if (state == SERVE_DELETED) return http_error(x, 409, "", "The video was deleted.");
     if (state == SERVE_FAILED) return http_error(x, 500, "", "%s", job->error);
     snprintf(time, sizeof time, "%.3f", seconds);
-    const char *const head[] = {
-        "X-Request-Id", job->id, "X-Model", job->model_name, "X-Inference-Time-S", time, NULL
-    };
+    const char *const head[] = { "X-Request-Id",       job->id, "X-Model", job->model_name,
+                                 "X-Inference-Time-S", time,    NULL };
     serve_job_path(path, hub, job->id, ".mp4");
     return http_file(x, path, "video/mp4", head);
 }

@@ -128,7 +128,8 @@ static int draw_id(char id[SERVE_ID])
     unsigned char bits[16];
     if (getrandom(bits, sizeof bits, 0) != (ssize_t)sizeof bits) return 0;
     size_t n = (size_t)snprintf(id, SERVE_ID, "video_gen_");
-    for (size_t i = 0; i < sizeof bits; i++, n += 2) snprintf(id + n, SERVE_ID - n, "%02x", bits[i]);
+    for (size_t i = 0; i < sizeof bits; i++, n += 2)
+        snprintf(id + n, SERVE_ID - n, "%02x", bits[i]);
     return 1;
 }
 
@@ -146,8 +147,10 @@ static void describe(const serve_hub *hub, serve_job *j, const serve_settings *s
     j->height = p->height ? p->height : i->height;
     j->frames = p->frames ? p->frames : i->frames;
     if (i->factor[0] > 0) j->frames = 1 + (j->frames - 1) / i->factor[0] * i->factor[0];
-    j->steps = p->steps ? p->steps : s->clip.sigmas.count ? s->clip.sigmas.count
-               : s->clip.timesteps.count ? s->clip.timesteps.count : i->steps;
+    j->steps = p->steps                  ? p->steps
+               : s->clip.sigmas.count    ? s->clip.sigmas.count
+               : s->clip.timesteps.count ? s->clip.timesteps.count
+                                         : i->steps;
     j->fps = s->fps > 0 ? s->fps : i->fps;
 }
 
@@ -166,8 +169,7 @@ static int write_files(serve_hub *hub, serve_job *j, const serve_wish *wish)
     char path[SERVE_PATH];
     serve_job_path(path, hub, j->id, "-input");
     int status = CLI_OK;
-    if (wish->image)
-        status = cli_write_file(path, (const char *)wish->image, wish->image_bytes);
+    if (wish->image) status = cli_write_file(path, (const char *)wish->image, wish->image_bytes);
     return status ? status : serve_job_save(hub, j, SERVE_QUEUED);
 }
 

@@ -29,7 +29,8 @@ int serve_mhd_open(serve_mhd *mhd)
 #define FIND(name) whole &= symbol(&mhd->name, mhd->handle, "MHD_" #name);
     SERVE_MHD_CALLS(FIND)
 #undef FIND
-    return whole ? CLI_OK
-                 : cli_fail("serve: this libmicrohttpd lacks calls that esa needs; 0.9.75 and newer "
-                            "have them");
+    return whole
+               ? CLI_OK
+               : cli_fail("serve: this libmicrohttpd lacks calls that esa needs; 0.9.75 and newer "
+                          "have them");
 }

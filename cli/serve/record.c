@@ -83,12 +83,14 @@ serve_job *serve_record_read(const json_t *record, const char *id, const serve_r
     j->height = (int)whole(r, "height");
     j->width = (int)whole(r, "width");
     j->seed = whole(r, "seed");
-    double *const reals[] = { &j->fps,           &j->made_seconds,   &j->density, &j->work,
-                              &j->psnr,          &j->ssim,           &j->ready,   &j->dense_seconds,
-                              &j->sparse_seconds, &j->speedup };
-    static const char *const names[] = { "fps",  "seconds", "density",       "work",
-                                         "psnr", "ssim",    "ready",         "dense_seconds",
-                                         "sparse_seconds", "speedup" };
+    double *const reals[] = { &j->fps,    &j->made_seconds,  &j->density,
+                              &j->work,   &j->psnr,          &j->ssim,
+                              &j->ready,  &j->dense_seconds, &j->sparse_seconds,
+                              &j->speedup };
+    static const char *const names[] = { "fps",    "seconds",       "density",
+                                         "work",   "psnr",          "ssim",
+                                         "ready",  "dense_seconds", "sparse_seconds",
+                                         "speedup" };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         *reals[i] = cli_json_number(r, names[i]);
     if (json_is_true(json_object_get(r, "identical"))) j->psnr = INFINITY;
@@ -104,7 +106,7 @@ static int progress_of(const serve_job *j)
 {
     if (j->state == SERVE_COMPLETED) return 100;
     if (j->state != SERVE_RUNNING || j->steps < 1) return 0;
-    const double pass = j->stage < SERVE_AT_DENOISE  ? 0
+    const double pass = j->stage < SERVE_AT_DENOISE   ? 0
                         : j->stage > SERVE_AT_DENOISE ? 0.97
                                                       : 0.95 * j->step / j->steps;
     const int passes = j->passes > 0 ? j->passes : 1;
@@ -169,8 +171,9 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *j)
     snprintf(size, sizeof size, "%dx%d", j->width, j->height);
     snprintf(seconds, sizeof seconds, "%.0f", length < 1.5 ? 1 : rint(length));
     snprintf(file, sizeof file, "%s.mp4", j->id);
-    cli_json_fields(json, "id %s object %s model %s prompt %s status %s progress %d size %s "
-                          "seconds %s quality %s created_at %ld",
+    cli_json_fields(json,
+                    "id %s object %s model %s prompt %s status %s progress %d size %s "
+                    "seconds %s quality %s created_at %ld",
                     j->id, "video", j->model_name, j->prompt, states[j->state], progress_of(j),
                     j->width ? size : NULL, j->frames ? seconds : NULL, "standard",
                     j->created / 1000000);
@@ -188,8 +191,9 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *j)
         cli_json_close(json);
     } else
         cli_json_text(json, "error", NULL);
-    cli_json_fields(json, "media_type %s file_name %s inference_time_s %g fps %g num_frames %d "
-                          "duration_s %g",
+    cli_json_fields(json,
+                    "media_type %s file_name %s inference_time_s %g fps %g num_frames %d "
+                    "duration_s %g",
                     "video/mp4", j->state == SERVE_COMPLETED ? file : NULL, j->made_seconds, j->fps,
                     j->frames, length);
     own_json(json, hub, j);

@@ -27,23 +27,23 @@
 
 #include "clip/clip.h"
 
-#define SERVE_ID         48  /* bytes of an id with its end */
-#define SERVE_MODELS     16  /* of --model */
-#define SERVE_NAMES      64  /* of --lora, of --masks and of --plan together */
-#define SERVE_PATH       4400
-#define SERVE_LONGEST    400 /* bytes of a message */
-#define SERVE_BODY       (16 << 20)  /* default of --max-body */
-#define SERVE_BODIES     (128 << 20) /* bytes of bodies in memory, of all connections together */
-#define SERVE_DEPTH      8           /* of JSON */
-#define SERVE_SIDE       8192        /* pixels of a picture's side */
-#define SERVE_PROMPT     10000       /* default of --max-prompt, in bytes */
-#define SERVE_PIXELS     250000000   /* default of --max-pixels: of all frames of a video */
-#define SERVE_CLIENTS    128         /* connections at a time */
-#define SERVE_TIMEOUT    15          /* default of --timeout: seconds for the headers of a request */
-#define SERVE_BODY_X     4           /* a body may take so many times that, */
-#define SERVE_IDLE_X     2           /* a pause so many times, */
-#define SERVE_ANSWER_X   40          /* and an answer so many times, but for events and sync */
-#define SERVE_PING_S     10          /* seconds between comments in a stream of events */
+#define SERVE_ID       48 /* bytes of an id with its end */
+#define SERVE_MODELS   16 /* of --model */
+#define SERVE_NAMES    64 /* of --lora, of --masks and of --plan together */
+#define SERVE_PATH     4400
+#define SERVE_LONGEST  400         /* bytes of a message */
+#define SERVE_BODY     (16 << 20)  /* default of --max-body */
+#define SERVE_BODIES   (128 << 20) /* bytes of bodies in memory, of all connections together */
+#define SERVE_DEPTH    8           /* of JSON */
+#define SERVE_SIDE     8192        /* pixels of a picture's side */
+#define SERVE_PROMPT   10000       /* default of --max-prompt, in bytes */
+#define SERVE_PIXELS   250000000   /* default of --max-pixels: of all frames of a video */
+#define SERVE_CLIENTS  128         /* connections at a time */
+#define SERVE_TIMEOUT  15          /* default of --timeout: seconds for the headers of a request */
+#define SERVE_BODY_X   4           /* a body may take so many times that, */
+#define SERVE_IDLE_X   2           /* a pause so many times, */
+#define SERVE_ANSWER_X 40          /* and an answer so many times, but for events and sync */
+#define SERVE_PING_S   10          /* seconds between comments in a stream of events */
 
 /* ---------------------------------------------------------------- refusals (refusal.c) */
 
@@ -89,12 +89,12 @@ typedef struct serve_rules {
     int models;
     serve_name name[SERVE_NAMES];
     int names;
-    clip_request usual;  /* the server's own defaults of requests (--preset, ...) */
-    int method, budget;  /* 1: --method, --budget was given */
+    clip_request usual; /* the server's own defaults of requests (--preset, ...) */
+    int method, budget; /* 1: --method, --budget was given */
     char folder[SERVE_PATH];
     char *key; /* of --api-key-file; NULL: none */
     int64_t keep, max_queue, max_body, max_prompt, max_pixels, timeout;
-    int64_t started; /* seconds since 1970 */
+    int64_t started;       /* seconds since 1970 */
     int64_t preview_every; /* steps; 0: no previews */
     int64_t quality;       /* --mp4-quality */
 } serve_rules;
@@ -136,7 +136,7 @@ typedef struct serve_settings {
     int compare, method, budget;
     double fps, seconds;
     int64_t quality, seed;
-    cli_texts lora, lora_2;       /* names, as the request gave them */
+    cli_texts lora, lora_2;                           /* names, as the request gave them */
     char *texts[CLIP_MAX_OPTIONS + 4 * CLI_MAX_LIST]; /* owned, and what the options point to */
     int text_count;
 } serve_settings;
@@ -159,19 +159,19 @@ enum { SERVE_HAS_VIDEO = 1, SERVE_HAS_DENSE = 2, SERVE_HAS_BESIDE = 4, SERVE_HAS
 
 typedef struct serve_job {
     char id[SERVE_ID];
-    json_t *fields; /* of the wish; read under the lock only, as its count of references is */
+    json_t *fields;     /* of the wish; read under the lock only, as its count of references is */
     const char *prompt; /* of fields */
-    int model;      /* of serve_rules; -1: the server no longer has it */
+    int model;          /* of serve_rules; -1: the server no longer has it */
     char model_name[128];
     int64_t created;   /* microseconds since 1970 */
     int64_t completed; /* seconds since 1970; 0: not yet; [lock] as all below */
     int refs;
-    int state;       /* SERVE_QUEUED .. */
-    int cancel;      /* 1: the worker shall stop */
-    int code;        /* of the error */
+    int state;  /* SERVE_QUEUED .. */
+    int cancel; /* 1: the worker shall stop */
+    int code;   /* of the error */
     char error[SERVE_LONGEST];
     /* progress */
-    int stage, step, steps, pass, passes; /* pass 0 of 2 is the dense one */
+    int stage, step, steps, pass, passes;               /* pass 0 of 2 is the dense one */
     double seconds, seconds_left, density, work, began; /* NaN: not known */
     int preview, files; /* the step of the last preview; SERVE_HAS_* */
     int64_t version;    /* grows with every change */
@@ -190,10 +190,10 @@ typedef struct serve_errand {
     int kind;
     char *content_type, *body; /* CREATE: owned */
     size_t bytes;
-    char id[SERVE_ID]; /* DELETE */
-    int sync;          /* CREATE: 1: the answer waits for the video */
-    int done;          /* [lock] 1: the answer is there, or, with sync, the job */
-    int orphan;        /* [lock] 1: the connection is gone: whoever ends it frees it */
+    char id[SERVE_ID];     /* DELETE */
+    int sync;              /* CREATE: 1: the answer waits for the video */
+    int done;              /* [lock] 1: the answer is there, or, with sync, the job */
+    int orphan;            /* [lock] 1: the connection is gone: whoever ends it frees it */
     serve_refusal refusal; /* code 0: none */
     serve_job *job;        /* CREATE: a reference */
     void *connection;      /* resumed when done */
@@ -245,8 +245,8 @@ void serve_job_clean(serve_hub *hub, serve_job *job);
 void serve_jobs_prune(serve_hub *hub);
 /* [lock] The job of an id, without a reference; NULL: there is none. */
 serve_job *serve_job_find(serve_hub *hub, const char *id);
-serve_job *serve_job_keep(serve_job *job);  /* [lock] */
-void serve_job_drop(serve_job *job);        /* [lock] */
+serve_job *serve_job_keep(serve_job *job);             /* [lock] */
+void serve_job_drop(serve_job *job);                   /* [lock] */
 void serve_job_change(serve_hub *hub, serve_job *job); /* [lock] counts and tells a change */
 int64_t serve_queue_length(const serve_hub *hub);      /* [lock] jobs that wait */
 /* [lock] Writes the job as clients see it into the open object. */

@@ -111,8 +111,7 @@ static const char *text_of(serve_settings *s, const json_t *value)
     const int list = json_is_array(value);
     const size_t most = (size_t)(list ? 64 * (json_array_size(value) + 1) : 64) +
                         (json_is_string(value) ? json_string_length(value) : 0);
-    if (s->text_count == (int)(sizeof s->texts / sizeof s->texts[0]) || most > LONGEST)
-        return NULL;
+    if (s->text_count == (int)(sizeof s->texts / sizeof s->texts[0]) || most > LONGEST) return NULL;
     char *text = malloc(most);
     size_t used = 0;
     if (!text) return NULL;
@@ -209,7 +208,8 @@ static int read_esa(reader *r, const json_t *esa)
 {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)esa, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)esa, key, value)
+    {
         char option[64];
         if (json_is_null(value)) continue;
         snprintf(option, sizeof option, "--%.60s", key);
@@ -395,8 +395,8 @@ static int check_model(reader *r, const char *image)
     const esa_model_info *i = &m->info;
     if (image && !m->known) return 0;
     if (m->known && image && !m->image)
-        return serve_refuse(r->refusal, 400, "input_reference",
-                            "The model %.80s takes no picture.", m->name);
+        return serve_refuse(r->refusal, 400, "input_reference", "The model %.80s takes no picture.",
+                            m->name);
     if (m->known && !image && m->image)
         return serve_refuse(r->refusal, 400, "input_reference",
                             "The model %.80s makes videos from a picture, and needs one.", m->name);

@@ -222,10 +222,9 @@ static void set_model_name(serve_model *m, const char *text, const char **folder
 static int look(serve_model *m)
 {
     clip_maker maker;
-    const clip_opening o = { .model = m->folder,
-                             .parts = ESA_PART_VAE,
-                             .threads = 1,
-                             .device = "cpu" };
+    const clip_opening o = {
+        .model = m->folder, .parts = ESA_PART_VAE, .threads = 1, .device = "cpu"
+    };
     const int status = clip_open(&maker, &o, what);
     if (!status) {
         m->info = maker.info;

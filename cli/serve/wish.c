@@ -201,10 +201,14 @@ static int parse_json(reader *r, json_t **out, const char *name, const char *tex
     int depth = 0, deepest = 0, inside = 0;
     *out = NULL;
     for (size_t i = 0; i < bytes; i++) { /* jansson's own limit is 2048 */
-        if (inside && text[i] == '\\') i++;
-        else if (text[i] == '"') inside = !inside;
-        else if (!inside && (text[i] == '{' || text[i] == '[')) depth++;
-        else if (!inside && (text[i] == '}' || text[i] == ']')) depth--;
+        if (inside && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            inside = !inside;
+        else if (!inside && (text[i] == '{' || text[i] == '['))
+            depth++;
+        else if (!inside && (text[i] == '}' || text[i] == ']'))
+            depth--;
         if (depth > deepest) deepest = depth;
     }
     if (deepest > SERVE_DEPTH)
@@ -251,7 +255,8 @@ static int take_esa(reader *r, const char *name, json_t *value)
     char key[64], param[64];
     json_t *esa = esa_of(r);
     if (strlen(name) > 40 || name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-")])
-        return serve_refuse(r->refusal, 400, "esa", "There is no option of this name under \"esa\".");
+        return serve_refuse(r->refusal, 400, "esa",
+                            "There is no option of this name under \"esa\".");
     snprintf(key, sizeof key, "%s", name);
     for (char *p = key; *p; p++)
         if (*p == '_') *p = '-';
@@ -270,7 +275,8 @@ static int take_members(reader *r, const char *name, json_t *value, int esa)
     if (!code && !esa && r->depth++)
         code = serve_refuse(r->refusal, 400, name, "'%s' lies in an object of its kind.", name);
     if (!code && esa && !esa_of(r)) code = no_memory(r);
-    json_object_foreach(object, key, member) {
+    json_object_foreach(object, key, member)
+    {
         if (code) break;
         if (!json_is_null(member))
             code = esa ? take_esa(r, key, member) : take_field(r, key, member);
@@ -318,8 +324,8 @@ static int take_field(reader *r, const char *name, json_t *value)
             if ((json_is_integer(value) && json_integer_value(value) == 1) ||
                 (json_is_string(value) && strcmp(json_string_value(value), "1") == 0))
                 return 0;
-            return serve_refuse(r->refusal, 400, name,
-                                "'%s' must be 1: a request makes one video.", name);
+            return serve_refuse(r->refusal, 400, name, "'%s' must be 1: a request makes one video.",
+                                name);
         }
     }
     return unknown(r, name);
@@ -333,7 +339,8 @@ static int read_json(reader *r, const char *body, size_t bytes)
     if (code) return code;
     if (!json_is_object(value))
         code = serve_refuse(r->refusal, 400, "", "The body must be a JSON object.");
-    json_object_foreach(value, key, member) {
+    json_object_foreach(value, key, member)
+    {
         if (code) break;
         if (!json_is_null(member)) code = take_field(r, key, member);
     }
@@ -356,8 +363,7 @@ static int take_part(reader *r, const serve_part *part)
         return serve_refuse(r->refusal, 400, part->name,
                             "'%s' holds a character with the number 0.", part->name);
     json_t *value = json_stringn(part->data, part->bytes);
-    if (!value)
-        return serve_refuse(r->refusal, 400, part->name, "'%s' is no UTF-8.", part->name);
+    if (!value) return serve_refuse(r->refusal, 400, part->name, "'%s' is no UTF-8.", part->name);
     /* an empty field of a form is one that was left empty */
     int code = 0;
     if (part->bytes || strcmp(part->name, "prompt") == 0) {

@@ -14,8 +14,8 @@
 typedef struct worker {
     serve_hub *hub;
     clip_maker maker;
-    int open;  /* 1: maker has a model */
-    char *key; /* of it: folder and LoRAs; owned */
+    int open;       /* 1: maker has a model */
+    char *key;      /* of it: folder and LoRAs; owned */
     serve_job *job; /* that runs; NULL while a model is opened ahead */
     int pass, stage;
     esa_ctx *pictures; /* for previews, as the maker's context is busy meanwhile */

@@ -93,8 +93,7 @@ static esa_status decode_picture(esa_model *m, const esa_run *r, picture *p, int
     esa_sched_clean(r->sched, i, &of[0], &of[1]);
     p->host = esa_mem_alloc(&m->ctx->mem, p->host_bytes);
     p->rgb = esa_mem_alloc(&m->ctx->mem, p->pixels);
-    if (!p->host || !p->rgb)
-        return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a preview");
+    if (!p->host || !p->rgb) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a preview");
     p->plane = p->host + p->count;
     ESA_TRY(pool_latents(m, r, p->host, of, v, p->plane, p->small, p->pool));
     ESA_TRY(esa_nn_alloc(&m->nn, &p->device, p->bytes, "a preview"));

@@ -58,7 +58,8 @@ static void on_preview(void *user, const esa_preview *p)
 static int32_t on_progress(void *user, const esa_progress *p)
 {
     seen *s = user;
-    assert_true(p->stage >= s->progress_stage); /* the preview's decoding is no stage of the video */
+    assert_true(p->stage >=
+                s->progress_stage); /* the preview's decoding is no stage of the video */
     s->progress_stage = p->stage;
     return 0;
 }
