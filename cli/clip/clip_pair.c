@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* The dense clip of a request. Embeddings and latents are written with the clip itself, and previews
- * and progress of the two follow one another. */
+/* The dense clip of a request. Embeddings and latents are written with the clip itself, and
+ * previews and progress of the two follow one another. */
 static clip_request dense_of(const clip_request *request)
 {
     clip_request r = clip_dense(request);

@@ -64,8 +64,8 @@ int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 int cli_status(const esa_ctx *ctx, esa_status status, const char *what);
 
 /* Messages of this thread go to text from now on, without "esa: " and the line's end, instead of to
- * stderr; the first is kept until text[0] is 0. NULL: to stderr again. For threads of a server, whose
- * messages are answers. Returns what was before, to be put back. */
+ * stderr; the first is kept until text[0] is 0. NULL: to stderr again. For threads of a server,
+ * whose messages are answers. Returns what was before, to be put back. */
 typedef struct cli_hearing {
     char *text;
     size_t size;

@@ -14,7 +14,8 @@ typedef struct http_peer {
     double until; /* the time when it is shut down, unless it gets on; INFINITY: never */
 } http_peer;
 
-/* A connection that waits for changes of a job (http_events.c). All members are [lock] of the hub. */
+/* A connection that waits for changes of a job (http_events.c). All members are [lock] of the
+ * hub. */
 typedef struct http_listener {
     struct http_listener *next, *before;
     struct serve_http *http;

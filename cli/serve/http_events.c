@@ -2,8 +2,8 @@
  * waits for which job.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A connection that has nothing to send is suspended, and resumed when its job changes. What happens
- * while a client is slow is not queued: it gets the state that is then. */
+ * A connection that has nothing to send is suspended, and resumed when its job changes. What
+ * happens while a client is slow is not queued: it gets the state that is then. */
 #include "serve/http.h"
 
 #include <math.h>

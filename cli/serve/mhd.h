@@ -1,9 +1,9 @@
 /* mhd.h - libmicrohttpd, opened at run time.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Only `esa serve` needs it, and it brings a TLS library along, so the command does not link it: the
- * other commands start without it, also on machines that have none. Built only where its header was
- * found. */
+ * Only `esa serve` needs it, and it brings a TLS library along, so the command does not link it:
+ * the other commands start without it, also on machines that have none. Built only where its
+ * header was found. */
 #ifndef ESA_CLI_MHD_H
 #define ESA_CLI_MHD_H
 

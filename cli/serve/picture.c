@@ -1,5 +1,5 @@
-/* picture.c - the size of a picture, from the first bytes of PNG, JPEG and WebP, so that one that is
- * too large is refused before anything decodes it.
+/* picture.c - the size of a picture, from the first bytes of PNG, JPEG and WebP, so that one that
+ * is too large is refused before anything decodes it.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "serve/fields.h"
 

@@ -5,8 +5,8 @@
  * Threads
  *   main    cmd_serve.c: reads the options, starts the others, ticks, and stops them.
  *   http    libmicrohttpd's one thread (http_*.c): answers from what is in memory and from finished
- *           files. It never waits for a computation or for a write to a disk, so /health is answered
- *           at any time.
+ *           files. It never waits for a computation or for a write to a disk, so /health is
+ *           answered at any time.
  *   clerk   clerk.c: errands that take time, in the order in which they came: reads the bodies of
  *           POST, writes the records of new jobs, deletes.
  *   worker  worker.c: opens models, makes clips, writes videos. It alone touches the engine.
@@ -147,7 +147,8 @@ int serve_settings_read(serve_settings *settings, serve_refusal *refusal, const 
                         const json_t *fields, const char *image);
 /* Removes options that requests, or the server, read in another way. */
 void serve_options_drop(cli_option *table, const char *name, int from);
-/* The schema of the object "esa", from the same options (for /openapi.json); NULL: out of memory. */
+/* The schema of the object "esa", from the same options (for /openapi.json); NULL: out of
+ * memory. */
 json_t *serve_esa_schema(void);
 
 /* ---------------------------------------------------------------- jobs (jobs.c, record.c) */
@@ -260,8 +261,8 @@ void serve_job_path(char out[SERVE_PATH], const serve_hub *hub, const char *id, 
  * unfinished. CLI_FAILED after a message; then the job is as before. */
 int serve_job_save(serve_hub *hub, serve_job *job, int state);
 serve_job *serve_job_new(void); /* with one reference; NULL: out of memory */
-/* (record.c) The record of a job, made under the lock; NULL when out of memory. A job from one, with
- * one reference; NULL: it is no record of a job with this id. */
+/* (record.c) The record of a job, made under the lock; NULL when out of memory. A job from one,
+ * with one reference; NULL: it is no record of a job with this id. */
 cli_json *serve_record_make(const serve_job *job);
 serve_job *serve_record_read(const json_t *record, const char *id, const serve_rules *rules);
 const char *serve_state_name(int state);

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each field becomes the text of an option and is read from the option table that the command reads
- * (clip_options), so names, ranges and messages are written once. In messages an option has the name
- * of the field. */
+ * (clip_options), so names, ranges and messages are written once. In messages an option has the
+ * name of the field. */
 #include "serve/fields.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* worker.c - the worker's thread: keeps a model open and makes one video after the other.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The model of the last job stays open, with its context: the next job that wants the same one, with
- * the same LoRAs, begins at once. */
+ * The model of the last job stays open, with its context: the next job that wants the same one,
+ * with the same LoRAs, begins at once. */
 #include "serve/serve.h"
 
 #include <math.h>

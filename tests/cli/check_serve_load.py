@@ -41,8 +41,8 @@ class Health(threading.Thread):
         self.join()
         ordered = sorted(self.seconds)
         at = [1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99, 1)]
-        print(f"/health {len(ordered)} times: median {at[0]:.1f} ms, 95 % {at[1]:.1f}, 99 % {at[2]:.1f}, most {at[3]:.1f}",
-              flush=True)
+        print(f"/health {len(ordered)} times: median {at[0]:.1f} ms, 95 % {at[1]:.1f}, 99 % {at[2]:.1f}, "
+              f"most {at[3]:.1f}", flush=True)
         return at
 
 

@@ -1,6 +1,6 @@
-/* fuzz_request.c - reads any body as a request of `esa serve`: JSON and forms, their fields, options
- * and pictures. It is refused with a status and a sentence, or it becomes settings that name no file
- * but those of the server.
+/* fuzz_request.c - reads any body as a request of `esa serve`: JSON and forms, their fields,
+ * options and pictures. It is refused with a status and a sentence, or it becomes settings that
+ * name no file but those of the server.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Input: 8 bytes length n, n bytes of the body, then the content type. The command is no library:
