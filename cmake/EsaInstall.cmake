@@ -61,7 +61,8 @@ file(GLOB ESA_NOTICE_TEXTS CONFIGURE_DEPENDS licenses/*)
 add_custom_command(OUTPUT ${ESA_NOTICES}
   COMMAND ${CMAKE_COMMAND} -DLIST=${CMAKE_CURRENT_SOURCE_DIR}/licenses/components.json -DFILES=${files}
           -DINSIDE=${inside} -DOPENED=${opened} -DVERSIONS=${versions} -DREADELF=${CMAKE_READELF}
-          -DVERSION=${PROJECT_VERSION} -DFOLDER=${CMAKE_CURRENT_BINARY_DIR}/generated -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake
+          -DVERSION=${PROJECT_VERSION} -DFOLDER=${CMAKE_CURRENT_BINARY_DIR}/generated
+          -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake
   DEPENDS ${ESA_LINKED} ${ESA_NOTICE_TEXTS} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake VERBATIM)
 add_custom_target(esa_notices ALL DEPENDS ${ESA_NOTICES})
 add_dependencies(esa_product esa_notices)
