@@ -104,21 +104,15 @@ static void event_job(FILE *out, const serve_hub *hub, const serve_job *j)
     event(out, j->version, "job", json);
 }
 
-static void event_progress(FILE *out, const serve_hub *hub, const serve_job *j)
+static void event_progress(FILE *out, const serve_job *j)
 {
-    cli_json *whole = cli_json_new(), *json = cli_json_new();
-    serve_job_json(whole, hub, j);
-    size_t bytes;
-    char *text = cli_json_take(whole, &bytes);
-    json_t *seen = text ? json_loadb(text, bytes, 0, NULL) : NULL;
-    cli_json_fields(json, "stage %s step %d steps %d pass %d passes %d", serve_stage_name(j->stage),
-                    j->step, j->steps, j->pass, j->passes);
-    cli_json_add(json, "progress", json_incref(cli_json_at(seen, "progress")));
-    cli_json_fields(json, "seconds %g seconds_left %g density %g", j->seconds, j->seconds_left,
-                    j->density);
+    cli_json *json = cli_json_new();
+    cli_json_fields(json,
+                    "stage %s step %d steps %d pass %d passes %d progress %d seconds %g "
+                    "seconds_left %g density %g",
+                    serve_stage_name(j->stage), j->step, j->steps, j->pass, j->passes,
+                    serve_job_progress(j), j->seconds, j->seconds_left, j->density);
     event(out, j->version, "progress", json);
-    json_decref(seen);
-    free(text);
 }
 
 static void event_preview(FILE *out, const serve_job *j)
@@ -141,7 +135,7 @@ static void write_events(stream *s, const serve_hub *hub)
     if (first && !ended) event_job(out, hub, j);
     if (!first && j->state == SERVE_QUEUED) event_job(out, hub, j); /* moved up in the queue */
     if (j->state == SERVE_RUNNING && (j->stage != s->stage || j->step != s->step))
-        event_progress(out, hub, j);
+        event_progress(out, j);
     if (j->preview != s->preview && j->state == SERVE_RUNNING) event_preview(out, j);
     if (ended) event_job(out, hub, j);
     s->version = j->version;

@@ -102,7 +102,7 @@ serve_job *serve_record_read(const json_t *record, const char *id, const serve_r
 
 /* Whole percents; 100 only when the video is there. The dense pass of a comparison is its first
  * half. */
-static int progress_of(const serve_job *j)
+int serve_job_progress(const serve_job *j)
 {
     if (j->state == SERVE_COMPLETED) return 100;
     if (j->state != SERVE_RUNNING || j->steps < 1) return 0;
@@ -174,7 +174,7 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *j)
     cli_json_fields(json,
                     "id %s object %s model %s prompt %s status %s progress %d size %s "
                     "seconds %s quality %s created_at %ld",
-                    j->id, "video", j->model_name, j->prompt, states[j->state], progress_of(j),
+                    j->id, "video", j->model_name, j->prompt, states[j->state], serve_job_progress(j),
                     j->width ? size : NULL, j->frames ? seconds : NULL, "standard",
                     j->created / 1000000);
     if (j->completed)

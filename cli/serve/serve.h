@@ -252,6 +252,7 @@ void serve_job_change(serve_hub *hub, serve_job *job); /* [lock] counts and tell
 int64_t serve_queue_length(const serve_hub *hub);      /* [lock] jobs that wait */
 /* [lock] Writes the job as clients see it into the open object. */
 void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *job);
+int serve_job_progress(const serve_job *job); /* [lock] 0 .. 100 */
 /* [lock] The next job to run, as running, with a reference; NULL: none waits. */
 serve_job *serve_job_next(serve_hub *hub);
 /* The path of a file of a job: ending ".mp4", "-dense.mp4", ... */

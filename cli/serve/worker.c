@@ -326,7 +326,8 @@ void *serve_worker(void *user)
     pthread_mutex_unlock(&hub->lock);
     if (!status && idle) warm_up(&w);
     pthread_mutex_lock(&hub->lock);
-    while (!status && !hub->stop) {
+    /* After a signal the jobs that wait keep waiting: for the server that starts next. */
+    while (!status && !hub->stop && !clip_interrupted()) {
         job = serve_job_next(hub);
         if (!job) {
             pthread_cond_wait(&hub->worker_wake, &hub->lock);
