@@ -400,6 +400,7 @@ int serve_wish_read(serve_wish *wish, serve_refusal *refusal, const serve_rules 
 {
     reader r = { wish, refusal, rules, 0 };
     int code = 0;
+    if (!bytes) body = ""; /* there is none */
     memset(wish, 0, sizeof *wish);
     memset(refusal, 0, sizeof *refusal);
     wish->fields = json_object();

@@ -51,7 +51,11 @@ class Load(kit.Folder):
     def setUp(self):
         super().setUp()
         self.server = serve_kit.Server(ESA, self.path("out"), *kit.ONE, "--max-queue", 10000, "--keep", 10000, env=ENV)
-        self.addCleanup(self.server.stop)
+        self.addCleanup(self.ends)
+
+    def ends(self):
+        self.assertEqual(self.server.stop(), 0)
+        self.assertNotIn("Sanitizer", self.server.said())
 
     def client(self, number, share, made, errors):
         """Its share of the requests; every fifth is deleted, some while they run."""
@@ -130,7 +134,6 @@ class Load(kit.Folder):
         """While one video is made on all cores and nobody else asks, answers take less than 50 ms."""
         self.server.stop()
         self.server = serve_kit.Server(ESA, self.path("all"), env=ENV)
-        self.addCleanup(self.server.stop)
         name = self.server.make(**{**LONG, "size": "256x256"})
         self.server.wait(name, until=("in_progress",))
         watch = Health(self.server)
