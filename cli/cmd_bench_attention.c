@@ -69,7 +69,7 @@ static void best_median(double *times, int64_t n, double *best, double *median)
 static int has(const bench_row *r, int part)
 {
     if (part == ATTEND) return 1;
-    if (r->dense || r->selector == ESA_SELECT_RANDOM) return 0;
+    if (r->dense || cli_selector_has(r->selector, ESA_TRAIT_BLIND)) return 0;
     return part == SELECT || r->order == ESA_ORDER_ADAPTIVE;
 }
 
@@ -166,11 +166,10 @@ static int row_open(bench *b, bench_row *r)
     select.group_k = b->select.group_k;
     if (b->samples) select.samples = (int32_t)b->samples;
     if (b->fine) select.fine = (int32_t)b->fine;
-    if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
     esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select,
                                         &attention);
     if (!status && !r->dense) status = esa_mask_create(r->plan, &r->mask);
-    if (!status && r->selector == ESA_SELECT_RANDOM && !r->dense) status = call(b, r, SELECT);
+    if (!status && !has(r, SELECT) && !r->dense) status = call(b, r, SELECT);
     /* The first call grows the arena and touches its pages; it is not counted. */
     if (!status) status = row_once(b, r, ignored);
     if (status) return cli_fail_esa(r->ctx, status, "bench attention");
@@ -193,15 +192,15 @@ static int row_open(bench *b, bench_row *r)
     return CLI_OK;
 }
 
-/* What was not given: error has the order and the tail that the library recommends for a model run;
- * the other selectors have no tail and their own order. */
+/* What was not given: a selector that weighs tails has the order and the tail that the library
+ * recommends for a model run; the others have no tail and their own order. */
 static void row_settings(const bench *b, bench_row *r, int tail)
 {
-    const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE,
-                                                                   ESA_SELECT_ERROR, b->shape.N);
-    const int errors = r->selector == ESA_SELECT_ERROR;
-    r->tail = r->dense ? ESA_TAIL_NONE : errors && b->own_tails ? best.attention.tail : tail;
-    r->order = errors && b->select.layout.order == ESA_ORDER_DEFAULT ? best.select.layout.order
+    const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE, r->selector,
+                                                                   b->shape.N);
+    const int weighs = cli_selector_has(r->selector, ESA_TRAIT_WEIGHS_TAIL);
+    r->tail = r->dense ? ESA_TAIL_NONE : weighs && b->own_tails ? best.attention.tail : tail;
+    r->order = weighs && b->select.layout.order == ESA_ORDER_DEFAULT ? best.select.layout.order
                                                                      : b->select.layout.order;
     r->exact_rows = r->dense || b->exact_rows < 0 ? 0 : (int32_t)b->exact_rows;
 }
@@ -428,7 +427,8 @@ static void bench_free(bench *b)
 /* A grid brings text rules and orders with it; random masks alone stay uniform rows. */
 static void set_layout(bench *b, const cli_list *grid, int32_t front, int32_t back)
 {
-    const int only_random = b->selectors.count == 1 && b->selectors.whole[0] == ESA_SELECT_RANDOM;
+    const int only_random = b->selectors.count == 1 &&
+                            cli_selector_has(b->selectors.whole[0], ESA_TRAIT_BLIND);
     esa_layout *l = &b->select.layout;
     if (only_random && !grid->count && l->order == ESA_ORDER_DEFAULT && front < 0 && back < 0)
         return;
@@ -447,9 +447,10 @@ static int check_rows(const bench *b)
         for (int t = 0; t < b->tails.count && !status; t++)
             status = cli_selector_takes(selector, b->select.layout.order, (int)b->tails.whole[t],
                                         "bench attention");
-        if (!status && selector == ESA_SELECT_ERROR && b->causal)
-            status = cli_usage("bench attention: --selector error does not take --causal: it "
-                               "chooses for bidirectional attention");
+        if (!status && b->causal && !cli_selector_has(selector, ESA_TRAIT_CAUSAL))
+            status = cli_usage("bench attention: --selector %s does not take --causal: it chooses "
+                               "for bidirectional attention",
+                               esa_selector_name(selector));
     }
     return status;
 }
@@ -457,10 +458,10 @@ static int check_rows(const bench *b)
 /* Reads --score-groups, which at least one row must use. */
 static int read_groups(bench *b, const char *text)
 {
-    int errors = 0;
+    int used = 0;
     for (int s = 0; s < b->selectors.count; s++)
-        errors |= b->selectors.whole[s] == ESA_SELECT_ERROR;
-    if (!errors) return cli_usage("bench attention: " CLI_SCORE_GROUPS " needs --selector error");
+        used |= cli_selector_has(b->selectors.whole[s], ESA_TRAIT_WEIGHS_TAIL);
+    if (!used) return cli_usage("bench attention: " CLI_SCORE_GROUPS " needs --selector error");
     return cli_groups_parse(text, &b->select.group_q, &b->select.group_k);
 }
 

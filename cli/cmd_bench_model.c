@@ -35,7 +35,6 @@ typedef struct bench {
     int rows;
 } bench;
 
-#define ONLINE_METHODS "entropy|rf_v2|ada_bsa|error"
 
 /* ---------------------------------------------------------------- figures over rounds */
 
@@ -403,9 +402,7 @@ int cmd_bench_model(int argc, char **argv)
     if (!cached && b.base.p.masks) return cli_usage("bench model: --masks needs --mode cached");
     if (b.skip_dense && !others)
         return cli_usage("bench model: --skip-dense contradicts --mode dense");
-    if (method)
-        b.base.method = online < METHOD_CACHED - METHOD_ENTROPY ? METHOD_ENTROPY + online
-                                                                : METHOD_ERROR;
+    if (method) b.base.method = clip_method(ONLINE_METHODS, online);
     /* cached masks are compared with a selector at the same budgets */
     clip_use_defaults(&b.base, method, budgets || (cached && !clip_wants_work(&b.base)));
     b.method = b.base.method;

@@ -45,7 +45,7 @@ static esa_status make_mask(quality *u, mask_case *m, int tail)
     return status;
 }
 
-/* All tails with one mask; the error selector makes one for each tail. */
+/* All tails with one mask, or one for each tail where the selector weighs it. */
 static int run_mask(quality *u, FILE *csv, int selector, int order, double density)
 {
     char names[4][32];
@@ -54,7 +54,8 @@ static int run_mask(quality *u, FILE *csv, int selector, int order, double densi
     esa_status status = ESA_OK;
     for (int t = 0; !status && t < u->tails.count; t++) {
         attention.tail = (int32_t)u->tails.whole[t];
-        if (!m.mask || selector == ESA_SELECT_ERROR) status = make_mask(u, &m, attention.tail);
+        if (!m.mask || cli_selector_has(selector, ESA_TRAIT_WEIGHS_TAIL))
+            status = make_mask(u, &m, attention.tail);
         if (!status)
             status = esa_attention(u->c.ctx, &u->c.q, &u->c.k, &u->c.v, &u->c.o, m.mask,
                                    &attention);
@@ -141,7 +142,8 @@ int cmd_bench_quality(int argc, char **argv)
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
     for (int s = 0; s < u.selectors.count && !tails; s++)
-        if (u.selectors.whole[s] == ESA_SELECT_ERROR) u.tails.whole[2] = ESA_TAIL_LEVELS;
+        if (!cli_selector_has(u.selectors.whole[s], ESA_TRAIT_CENTROID))
+            u.tails.whole[2] = ESA_TAIL_LEVELS;
     if ((status = check_cases(&u)) != 0) return status;
     char *csv = NULL;
     size_t bytes = 0;

@@ -297,14 +297,14 @@ static int sparse_clip(bench *b, const esa_frames *dense, const clip_request *re
     return CLI_OK;
 }
 
-/* The tails of a method: those of --tail, else the recommended one of error, and tails of the
- * others. */
+/* The tails of a method: those of --tail, else the recommended one of a selector that weighs tails,
+ * and tails of the others. */
 static cli_list tails_of(const bench *b, int method)
 {
-    const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE,
-                                                                   ESA_SELECT_ERROR, 0);
-    return b->own_tails && method == METHOD_ERROR ? (cli_list){ 1, { 0 }, { best.attention.tail } }
-                                                  : b->tails;
+    clip_request r = b->base;
+    r.method = method;
+    const int one = b->own_tails && clip_method_has(method, ESA_TRAIT_WEIGHS_TAIL);
+    return one ? (cli_list){ 1, { 0 }, { clip_recommended(&r).attention.tail } } : b->tails;
 }
 
 /* Clips of one prompt and seed, without the dense one. */
@@ -568,12 +568,13 @@ int cmd_bench_video(int argc, char **argv)
         b.base.preset = usual.preset;
         b.budgets.count = 1; /* its work is known when the number of steps is */
     }
-    int cached = 0, errors = 0;
+    int cached = 0, weighs = 0;
     for (int i = 0; i < b.methods.count; i++) {
-        cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
-        errors |= b.methods.whole[i] + 1 == METHOD_ERROR;
+        const int method = (int)b.methods.whole[i] + 1;
+        cached |= method == METHOD_CACHED;
+        weighs |= clip_method_has(method, ESA_TRAIT_WEIGHS_TAIL);
     }
-    if (b.base.score_groups && !errors)
+    if (b.base.score_groups && !weighs)
         return cli_usage("%s: " CLI_SCORE_GROUPS " needs --method error", what);
     if (cached && !b.base.p.masks)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);

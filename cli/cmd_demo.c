@@ -20,7 +20,7 @@ typedef struct demo_row {
 /* The order of a selector. Adaptive orders are for error, and they are its own. */
 static int order_of(const demo *d, int selector)
 {
-    if (selector == ESA_SELECT_ERROR)
+    if (cli_selector_has(selector, ESA_TRAIT_ADAPTIVE))
         return d->order == ESA_ORDER_DEFAULT ? ESA_ORDER_ADAPTIVE : d->order;
     return d->order == ESA_ORDER_ADAPTIVE ? ESA_ORDER_DEFAULT : d->order;
 }
@@ -85,16 +85,9 @@ static void add_row(cli_table *table, cli_json *json, const char *selector, cons
 
 static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
 {
-    static const struct {
-        int selector, tail;
-    } cases[] = {
-        { ESA_SELECT_ENTROPY, ESA_TAIL_NONE }, { ESA_SELECT_ENTROPY, ESA_TAIL_POOLED },
-        { ESA_SELECT_RF_V2, ESA_TAIL_NONE },   { ESA_SELECT_RF_V2, ESA_TAIL_POOLED },
-        { ESA_SELECT_ADA_BSA, ESA_TAIL_NONE }, { ESA_SELECT_ADA_BSA, ESA_TAIL_POOLED },
-        { ESA_SELECT_ERROR, ESA_TAIL_POOLED }, { ESA_SELECT_ERROR, ESA_TAIL_LEVELS },
-        { ESA_SELECT_RANDOM, ESA_TAIL_NONE },  { ESA_SELECT_RANDOM, ESA_TAIL_POOLED },
-    };
-    enum { CASES = sizeof cases / sizeof cases[0] };
+    static const int selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
+                                     ESA_SELECT_ERROR, ESA_SELECT_RANDOM };
+    enum { CASES = 2 * sizeof selectors / sizeof selectors[0] };
     const int64_t total = 1 + (int64_t)budgets->count * CASES;
     int64_t done = 0;
     demo_row dense = { 1, 1, 1, 0, 0, INFINITY };
@@ -117,16 +110,20 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     add_row(table, json, "dense", "none", &dense, dense.seconds);
     for (int b = 0; b < budgets->count; b++)
         for (int i = 0; i < CASES; i++) {
-            char selector[32], tail[32];
+            char name[32];
+            const int selector = selectors[i / 2],
+                      levels = cli_selector_has(selector, ESA_TRAIT_WEIGHS_TAIL),
+                      tail = i % 2 == 0 ? levels ? ESA_TAIL_POOLED : ESA_TAIL_NONE
+                             : levels   ? ESA_TAIL_LEVELS
+                                        : ESA_TAIL_POOLED;
             demo_row row = { .asked = budgets->real[b] };
-            if (run_row(d, &row, cases[i].selector, cases[i].tail)) {
+            if (run_row(d, &row, selector, tail)) {
                 cli_table_print(table, stdout);
                 cli_json_save(json, NULL);
                 return CLI_FAILED;
             }
-            cli_name(selector, CLI_SELECTORS, cases[i].selector);
-            cli_name(tail, CLI_TAILS, cases[i].tail);
-            add_row(table, json, selector, tail, &row, dense.seconds);
+            add_row(table, json, esa_selector_name(selector), cli_name(name, CLI_TAILS, tail), &row,
+                    dense.seconds);
             cli_progress("demo", ++done, total);
         }
     cli_progress_end();

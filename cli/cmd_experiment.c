@@ -78,7 +78,7 @@ static int agree(experiment *e, const char *path, int numbered)
                 return cli_usage("%s: --method names one method twice", path);
     clip_request one = e->clip;
     for (int i = 0; i < e->methods.count && !status; i++) {
-        one.method = experiment_method(e->methods.whole[i]);
+        one.method = clip_method(EXPERIMENT_METHODS, e->methods.whole[i]);
         status = clip_request_check(&one, path);
     }
     if (status) return status;

@@ -48,7 +48,7 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
     cli_json_close(json);
     cli_json_reals(json, "works", work, i->budget_count);
     cli_name(tail, CLI_TAILS, i->tail);
-    const int levels = i->selector == ESA_SELECT_ERROR || i->fine;
+    const int levels = cli_selector_has(i->selector, ESA_TRAIT_WEIGHS_TAIL) || i->fine;
     cli_json_fields(json, "tail %s fine %d exact_rows %d group_q %d group_k %d",
                     levels ? tail : NULL, i->fine, i->exact_rows, i->group_q, i->group_k);
     printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes,
@@ -73,7 +73,8 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
     if (i->group_q)
         printf("scores      of means of %d queries and %d keys\n", (int)i->group_q,
                (int)i->group_k);
-    printf("%s%s\n", i->selector == ESA_SELECT_ERROR ? "works       " : "budgets     ",
+    printf("%s%s\n",
+           cli_selector_has(i->selector, ESA_TRAIT_WEIGHS_TAIL) ? "works       " : "budgets     ",
            budgets[0] ? budgets : "none prebuilt");
     if (!i->budget_count) return;
     printf("counted    ");

@@ -230,9 +230,11 @@ static int parse(request *r, int argc, char **argv, int *done)
     if (status || *done) return status;
     if (!r->q || !r->k)
         return cli_usage("%s: %s is required", what, r->q ? "--k FILE" : "--q FILE");
-    if (p->selector == ESA_SELECT_ERROR && !r->v)
-        return cli_usage("%s: --selector error reads the values: --v FILE is required", what);
-    if (p->selector != ESA_SELECT_ERROR && (r->v || has_tail || has_fine || groups))
+    if (cli_selector_has(p->selector, ESA_TRAIT_READS_V) && !r->v)
+        return cli_usage("%s: --selector %s reads the values: --v FILE is required", what,
+                         esa_selector_name(p->selector));
+    if (!cli_selector_has(p->selector, ESA_TRAIT_WEIGHS_TAIL) &&
+        (r->v || has_tail || has_fine || groups))
         return cli_usage("%s: %s needs --selector error", what,
                          r->v       ? "--v"
                          : has_tail ? "--tail"

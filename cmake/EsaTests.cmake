@@ -290,6 +290,9 @@ if(NOT ESA_SANITIZE)
              COMMAND python3 ${checks}/tree/check_${name}.py ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(tree.${name} PROPERTIES LABELS tree TIMEOUT 300)
   endforeach()
+  add_test(NAME tree.new_selector COMMAND python3 ${checks}/tree/check_new_selector.py
+           ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR} ${CMAKE_C_COMPILER})
+  set_tests_properties(tree.new_selector PROPERTIES LABELS tree TIMEOUT 300)
   add_test(NAME tree.documents COMMAND python3 ${checks}/docs/check_documents.py
            ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cli>)
   add_test(NAME tree.claims COMMAND python3 ${checks}/docs/check_claims.py ${CMAKE_CURRENT_SOURCE_DIR})

@@ -8,7 +8,7 @@ import scores
 from schedule import Schedule
 
 LEAST = 0.02        # density of a cell at least, unless one block a row is more
-SHAPE = "9/0/0"     # the uniform rule of src/rules/plan.h, see shape_curves
+SHAPE = "9/0/0"     # the uniform rule of src/rules/work_plan.h, see shape_curves
 
 
 class Shape:
@@ -132,8 +132,8 @@ def by_weight(weight, spend, least):
 
 
 def shape_curves(text, shape, cells):
-    """Curves by a rule of three numbers: exp(-decay density) for every cell (src/rules/plan.h), times exp(sigma s +
-    depth l) for noise level s (1 .. 0) and relative depth l (0 .. 1). text: decay/sigma/depth."""
+    """Curves by a rule of three numbers: exp(-decay density) for every cell (src/rules/work_plan.h), times
+    exp(sigma s + depth l) for noise level s (1 .. 0) and relative depth l (0 .. 1). text: decay/sigma/depth."""
     decay, sigma, depth = (float(x) for x in text.split("/"))
 
     def of(step, layer):

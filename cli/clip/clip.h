@@ -18,6 +18,7 @@ enum {
     METHOD_RECORD_ERROR
 };
 #define METHODS          "dense|entropy|rf_v2|ada_bsa|cached|error"
+#define ONLINE_METHODS   "entropy|rf_v2|ada_bsa|error"
 #define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler|ddim|dpm" /* ESA_SCHEDULER_* */
 #define CLIP_INTERRUPTED 130                                     /* exit status after a signal */
 
@@ -127,6 +128,10 @@ typedef struct clip_request {
     int64_t tokens;                      /* length of self-attention; set by clip_resolve */
 } clip_request;
 
+/* The METHOD_* whose name is the i-th of "a|b|c". */
+int clip_method(const char *names, int64_t i);
+/* 1 if the method chooses blocks online with a selector that has the trait (ESA_TRAIT_*). */
+int clip_method_has(int method, int trait);
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
 clip_request clip_request_default(void);
 /* The default of every command that makes videos: what was not given becomes method error at the
@@ -144,6 +149,8 @@ int clip_request_check(const clip_request *request, const char *what);
 clip_request clip_dense(const clip_request *request);
 /* 1 if the request says how much work to spend: a work, a quality, a plan or a preset. */
 int clip_wants_work(const clip_request *request);
+/* The session that the library recommends for the method of a request. */
+esa_session_params clip_recommended(const clip_request *request);
 /* The order of a request; ESA_ORDER_DEFAULT: cached masks bring theirs. */
 int clip_order(const clip_request *request);
 /* The anchors of a request: what was given, else those of the method. */

@@ -10,18 +10,34 @@
 
 /* ---------------------------------------------------------------- settings */
 
-static esa_session_params recommended(const clip_request *r)
+static const struct {
+    int mode, selector;
+} methods[] = {
+    /* METHOD_* */
+    { ESA_SESSION_DENSE, ESA_SELECT_ENTROPY },  { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
+    { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
+    { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_ERROR },
+    { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY }, { ESA_SESSION_PROBE, ESA_SELECT_ERROR },
+    { ESA_SESSION_RECORD, ESA_SELECT_ERROR },
+};
+
+int clip_method(const char *names, int64_t i)
 {
-    static const struct {
-        int mode, selector;
-    } methods[] = {
-        /* METHOD_* */
-        { ESA_SESSION_DENSE, ESA_SELECT_ENTROPY },  { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
-        { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
-        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_ERROR },
-        { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY }, { ESA_SESSION_PROBE, ESA_SELECT_ERROR },
-        { ESA_SESSION_RECORD, ESA_SELECT_ERROR },
-    };
+    char name[32], other[32];
+    int method = METHOD_DENSE;
+    cli_name(name, names, (int)i);
+    while (strcmp(cli_name(other, METHODS, method), name) != 0) method++;
+    return method;
+}
+
+int clip_method_has(int method, int trait)
+{
+    return methods[method].mode == ESA_SESSION_ONLINE &&
+           cli_selector_has(methods[method].selector, trait);
+}
+
+esa_session_params clip_recommended(const clip_request *r)
+{
     return esa_session_params_recommended(methods[r->method].mode, methods[r->method].selector,
                                           r->tokens);
 }
@@ -42,14 +58,14 @@ clip_request clip_request_default(void)
     r.p = (esa_generate_params){
         .struct_size = sizeof r.p, .decode = 1, .guidance = NAN, .guidance_2 = NAN
     };
-    r.p.session = recommended(&r);
+    r.p.session = clip_recommended(&r);
     return r;
 }
 
 void clip_use_defaults(clip_request *r, int method, int budget)
 {
     if (!method) r->method = budget ? METHOD_ENTROPY : METHOD_ERROR;
-    if (r->method == METHOD_ERROR && !budget && !clip_wants_work(r))
+    if (clip_method_has(r->method, ESA_TRAIT_SPENDS) && !budget && !clip_wants_work(r))
         r->preset = ESA_PRESET_BALANCED;
 }
 
@@ -76,7 +92,7 @@ int clip_request_agrees(const clip_request *r, int compare, const char *what)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
     if (r->method != METHOD_CACHED && r->p.masks)
         return cli_usage("%s: --masks needs --method cached", what);
-    if (r->score_groups && r->method != METHOD_ERROR)
+    if (r->score_groups && !clip_method_has(r->method, ESA_TRAIT_WEIGHS_TAIL))
         return cli_usage("%s: " CLI_SCORE_GROUPS " needs --method error", what);
     if (compare && r->method == METHOD_DENSE)
         return cli_usage("%s: --compare dense needs another --method to compare", what);
@@ -112,7 +128,7 @@ static double cache_of(const clip_request *r)
 /* 1 if calls of the method skip blocks, and so leave something out that can be carried. */
 static int can_carry(const clip_request *r)
 {
-    const int32_t mode = recommended(r).mode;
+    const int32_t mode = clip_recommended(r).mode;
     return mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || mode == ESA_SESSION_PROBE;
 }
 
@@ -129,7 +145,7 @@ clip_anchors clip_anchors_of(const clip_request *r)
     if (r->carry)
         clip_carry_parse(&a, r->carry, ""); /* it was checked */
     else if (!has_schedule(r))
-        a.carry = recommended(r).carry;
+        a.carry = clip_recommended(r).carry;
     return a;
 }
 
@@ -167,18 +183,16 @@ int clip_request_check(const clip_request *r, const char *what)
     char name[32];
     if (r->window.count && r->order != ESA_ORDER_TILE3D)
         return cli_usage("%s: --window belongs to --order tile3d", what);
-    if (r->order == ESA_ORDER_ADAPTIVE &&
-        (r->method == METHOD_ENTROPY || r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA))
+    const int mode = methods[r->method].mode, online = mode == ESA_SESSION_ONLINE;
+    if (online && r->order == ESA_ORDER_ADAPTIVE && !clip_method_has(r->method, ESA_TRAIT_ADAPTIVE))
         return cli_usage("%s: --order adaptive goes with --method error, not %s", what,
                          cli_name(name, METHODS, r->method));
-    if (r->tail == ESA_TAIL_CENTROID && r->method == METHOD_ERROR)
-        return cli_usage("%s: --method error takes --tail none, pooled or levels, not centroid",
-                         what);
+    if (online && r->tail == ESA_TAIL_CENTROID && !clip_method_has(r->method, ESA_TRAIT_CENTROID))
+        return cli_usage("%s: --method %s takes --tail none, pooled or levels, not centroid", what,
+                         cli_name(name, METHODS, r->method));
     if (r->sigmas.count && r->timesteps.count)
         return cli_usage("%s: --sigmas and --timesteps say the same thing; give one", what);
     const int amounts = (r->p.session.work > 0) + (r->p.quality > 0) + (r->preset >= 0);
-    const int online = r->method != METHOD_DENSE && r->method != METHOD_CACHED &&
-                       r->method != METHOD_RECORD && r->method != METHOD_RECORD_ERROR;
     if (amounts > 1)
         return cli_usage("%s: --work, --quality and --preset say the same thing; give one", what);
     if (r->p.plan && !amounts)
@@ -186,7 +200,7 @@ int clip_request_check(const clip_request *r, const char *what)
     if (r->p.quality > 0 && !r->p.plan)
         return cli_usage("%s: --quality needs --plan FILE (made by `esa calibrate --plan`)", what);
     const int stored = r->method == METHOD_CACHED && !r->p.quality && !r->p.plan;
-    if (amounts && !online && !stored)
+    if (amounts && !online && mode != ESA_SESSION_PROBE && !stored)
         return cli_usage("%s: --work, --quality and --preset go with methods that choose blocks "
                          "while they run: error, entropy, rf_v2, ada_bsa; --work and --preset also "
                          "go with cached",
@@ -208,7 +222,7 @@ int clip_order(const clip_request *r)
     /* the dense clip of a request with adaptive orders: dense attention needs no order */
     const int any = r->order == ESA_ORDER_DEFAULT ||
                     (r->order == ESA_ORDER_ADAPTIVE && r->method == METHOD_DENSE);
-    return any ? recommended(r).select.layout.order : r->order;
+    return any ? clip_recommended(r).select.layout.order : r->order;
 }
 
 static int32_t pick(int32_t chosen, int32_t recommended_one)
@@ -237,7 +251,7 @@ static void set_carry(clip_request *r)
 /* The recommended settings of the method, and what the user chose instead. */
 static void set_session(clip_request *r)
 {
-    const esa_session_params best = recommended(r);
+    const esa_session_params best = clip_recommended(r);
     esa_session_params *s = &r->p.session;
     r->p.cache = cache_of(r);
     s->mode = best.mode;

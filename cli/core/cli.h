@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
-#include <esa/esa.h>
+#include <esa/esa_session.h>
 
 #include "core/files.h"
 #include "core/json.h"
@@ -226,14 +226,16 @@ const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
 
-#define CLI_SELECTORS "full|entropy|rf_v2|ada_bsa|random|error" /* in the order of ESA_SELECT_* */
-#define CLI_ORDERS    "raster|tile|tile3d|hilbert|adaptive"     /* ESA_ORDER_* */
-#define CLI_TAILS     "none|pooled|centroid|levels"             /* ESA_TAIL_* */
-#define CLI_PRESETS   "faithful|balanced|fast"                  /* ESA_PRESET_* */
-#define CLI_DTYPES    "f32|f16|bf16"                            /* ESA_DTYPE_* */
-#define CLI_MODES     "fixed|compat|compat-round"               /* ESA_MODE_* */
-#define CLI_DEVICES   "cpu|cuda"                                /* ESA_DEVICE_* */
+#define CLI_SELECTORS cli_selectors()                       /* ESA_SELECT_* */
+#define CLI_ORDERS    "raster|tile|tile3d|hilbert|adaptive" /* ESA_ORDER_* */
+#define CLI_TAILS     "none|pooled|centroid|levels"         /* ESA_TAIL_* */
+#define CLI_PRESETS   "faithful|balanced|fast"              /* ESA_PRESET_* */
+#define CLI_DTYPES    "f32|f16|bf16"                        /* ESA_DTYPE_* */
+#define CLI_MODES     "fixed|compat|compat-round"           /* ESA_MODE_* */
+#define CLI_DEVICES   "cpu|cuda"                            /* ESA_DEVICE_* */
 
+/* The names of all selectors of the library, as "a|b|c". */
+const char *cli_selectors(void);
 /* Copies the i-th name of "a|b|c" into buffer and returns it; "?" if i is out of range. */
 const char *cli_name(char buffer[32], const char *names, int i);
 
@@ -246,6 +248,8 @@ typedef struct cli_shape {
 int cli_shape_parse(cli_shape *shape, const char *text);
 /* Lists the known names for the help: "wan-1.3b-480p, ...". */
 void cli_shape_list(char *buffer, size_t size);
+/* 1 if a selector (ESA_SELECT_*) has a trait (ESA_TRAIT_*). */
+int cli_selector_has(int64_t selector, int trait);
 /* CLI_OK if a selector (ESA_SELECT_*) takes an order and a tail (ESA_ORDER_*, ESA_TAIL_*; negative:
  * not given), else CLI_USAGE after a message that begins with what. */
 int cli_selector_takes(int selector, int order, int tail, const char *what);

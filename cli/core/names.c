@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <esa/esa_session.h>
 
 static const cli_shape shapes[] = {
 #define SHAPE(name, H, D, t, h, w, front, back)                                                    \
@@ -28,15 +27,29 @@ const char *cli_name(char buffer[32], const char *names, int i)
     return buffer;
 }
 
+const char *cli_selectors(void)
+{
+    static char names[512];
+    size_t used = 0;
+    for (int i = 0; esa_selector_name(i) && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? "|" : "",
+                                 esa_selector_name(i));
+    return names;
+}
+
+int cli_selector_has(int64_t selector, int trait)
+{
+    return (esa_selector_traits((int32_t)selector) & trait) != 0;
+}
+
 int cli_selector_takes(int selector, int order, int tail, const char *what)
 {
-    char name[32];
-    if (order == ESA_ORDER_ADAPTIVE && selector != ESA_SELECT_ERROR)
+    if (order == ESA_ORDER_ADAPTIVE && !cli_selector_has(selector, ESA_TRAIT_ADAPTIVE))
         return cli_usage("%s: --order adaptive needs --selector error, not %s", what,
-                         cli_name(name, CLI_SELECTORS, selector));
-    if (tail == ESA_TAIL_CENTROID && selector == ESA_SELECT_ERROR)
-        return cli_usage("%s: --selector error takes --tail none, pooled or levels, not centroid",
-                         what);
+                         esa_selector_name(selector));
+    if (tail == ESA_TAIL_CENTROID && !cli_selector_has(selector, ESA_TRAIT_CENTROID))
+        return cli_usage("%s: --selector %s takes --tail none, pooled or levels, not centroid",
+                         what, esa_selector_name(selector));
     return CLI_OK;
 }
 

@@ -64,8 +64,6 @@ void experiment_number(char out[32], double budget);
 
 /* Fills in prompts, sizes and variants. The model must be open. */
 int experiment_resolve(experiment *e, const char *what);
-/* METHOD_* of a number in EXPERIMENT_METHODS. */
-int experiment_method(int64_t number);
 /* Fills in the variants of all methods and budgets, dense first. */
 void experiment_variants(experiment *e);
 /* The beginning of config.json, up to the settings. */

@@ -67,20 +67,13 @@ static void add_variant(experiment *e, int method, double budget)
         snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
 }
 
-int experiment_method(int64_t number)
-{
-    static const int methods[EXPERIMENT_METHOD_COUNT] = { METHOD_CACHED, METHOD_ENTROPY,
-                                                          METHOD_RF_V2, METHOD_ADA_BSA,
-                                                          METHOD_ERROR };
-    return methods[number];
-}
-
 void experiment_variants(experiment *e)
 {
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
         for (int b = 0; b < e->budgets.count; b++)
-            add_variant(e, experiment_method(e->methods.whole[m]), e->budgets.real[b]);
+            add_variant(e, clip_method(EXPERIMENT_METHODS, e->methods.whole[m]),
+                        e->budgets.real[b]);
 }
 
 int experiment_resolve(experiment *e, const char *what)
@@ -106,7 +99,8 @@ static void json_lines(cli_json *json, const char *key, const cli_prompts *promp
 static int defaults_differ(const experiment *e)
 {
     for (int i = 0; i < e->methods.count; i++)
-        if (experiment_method(e->methods.whole[i]) == METHOD_ERROR) return 1;
+        if (clip_method_has(clip_method(EXPERIMENT_METHODS, e->methods.whole[i]), ESA_TRAIT_SPENDS))
+            return 1;
     return 0;
 }
 
@@ -154,7 +148,7 @@ static void json_carry(cli_json *json, const experiment *e)
     int carries = 0;
     for (int i = 0; i < e->methods.count; i++) {
         clip_request one = *c;
-        one.method = experiment_method(e->methods.whole[i]);
+        one.method = clip_method(EXPERIMENT_METHODS, e->methods.whole[i]);
         carries |= clip_anchors_of(&one).carry != ESA_CARRY_OFF;
     }
     const clip_anchors given = clip_anchors_of(c); /* resolved as for entropy */

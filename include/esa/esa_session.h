@@ -231,6 +231,23 @@ ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t 
  * it but error, which sees by itself what the frame is worth. Otherwise only rf_v2 keeps it. */
 ESA_API int32_t esa_protects_first_frame(int32_t selector, int32_t given);
 
+/* What a selector can do and what it needs, as bits. */
+enum {
+    ESA_TRAIT_READS_V = 1,     /* needs v: esa_select_qkv */
+    ESA_TRAIT_BLIND = 2,       /* reads neither q nor k */
+    ESA_TRAIT_WEIGHS_TAIL = 4, /* reads tail, fine, group_q and group_k of esa_select_params */
+    ESA_TRAIT_ADAPTIVE = 8,    /* takes ESA_ORDER_ADAPTIVE */
+    ESA_TRAIT_CENTROID = 16,   /* goes with ESA_TAIL_CENTROID; all go with the other tails */
+    ESA_TRAIT_CAUSAL = 32,     /* takes causal attention */
+    ESA_TRAIT_COMPAT = 64,     /* takes the compat modes */
+    ESA_TRAIT_SPENDS = 128     /* where nothing else is said, a model run with it spends a work */
+};
+/* Name of a selector, for example "error"; NULL if there is none of this number. Numbers are
+ * consecutive from 0. Static storage. */
+ESA_API const char *esa_selector_name(int32_t selector);
+/* ESA_TRAIT_* of a selector; 0 if there is none of this number. */
+ESA_API int32_t esa_selector_traits(int32_t selector);
+
 /* The steps that run dense first: ceil(warmup_frac * steps - 1e-9), within 0 .. steps. */
 ESA_API int32_t esa_warmup_steps(double warmup_frac, int32_t steps);
 

@@ -4,26 +4,27 @@
  * Each public call takes the guard and calls the function above it, which does the rest. */
 #define ESA_EXPERIMENTAL
 #include "attn/attn.h"
+#include "rules/levels.h"
 
 /* ---------------------------------------------------------------- attention */
 
 /* Runs attention with the permutations of the mask's layout. A mask in device memory may hold them;
  * otherwise they are made in the ctx's scratch, before the workspace. */
-static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
-                         const esa_mask *mask)
+static esa_status run_ordered(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
+                              const esa_mask *mask)
 {
     static const int32_t some = 0; /* stands for a permutation while bytes are counted */
     if (!mask || mask->perm_q || mask->perm_k) {
         if (mask) esa_bind_attention_order(args, mask);
-        return esa_attend(ctx, be, args, NULL);
+        return esa_attention_run(ctx, be, args, NULL);
     }
     if (esa_layout_moves(&mask->layout, 0, mask->mode)) args->perm_q = &some;
     if (esa_layout_moves(&mask->layout, 1, mask->mode)) args->perm_k = &some;
     void *ws;
     ESA_TRY(esa_backend_orders(ctx, be, &args->perm_q, &args->perm_k, &ws, &mask->layout,
                                mask->mode, args->Nq, args->Nk,
-                               esa_attend_workspace(ctx, be, args)));
-    return esa_attend(ctx, be, args, ws);
+                               esa_attention_workspace(ctx, be, args)));
+    return esa_attention_run(ctx, be, args, ws);
 }
 
 esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
@@ -46,7 +47,7 @@ esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask 
     }
     esa_attn_args args;
     esa_bind_attention(&args, &s, &p, mask, t);
-    const esa_status status = attend(ctx, be, &args, mask);
+    const esa_status status = run_ordered(ctx, be, &args, mask);
     esa_mask_free(copy); /* waits for the kernels that read it */
     return status;
 }
@@ -76,7 +77,7 @@ static esa_status select_bind(esa_ctx *ctx, esa_select_args *args, const esa_ten
     const esa_shapes s = esa_shapes_of(q, k);
     ESA_TRY(esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D));
     ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &p.layout, p.mode));
-    if (v || p.selector == ESA_SELECT_ERROR) ESA_TRY(esa_check_v(ctx, k, v));
+    if (v || esa_selector_has(p.selector, ESA_TRAIT_READS_V)) ESA_TRY(esa_check_v(ctx, k, v));
     esa_bind_select(args, &s, &p, q, k, v);
     return ESA_OK;
 }
@@ -123,7 +124,6 @@ static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor 
                         "mask is NULL, expected a pointer that receives the mask");
     ESA_TRY(select_bind(ctx, &a, q, k, v, params));
     const esa_backend *be = esa_backend_of(q->device);
-    const int32_t error = a.params.selector == ESA_SELECT_ERROR;
     const esa_mask like = { .B = a.B,
                             .H = a.Hq,
                             .Nq = a.Nq,
@@ -132,7 +132,7 @@ static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor 
                             .nk = a.nk,
                             .block_q = a.params.block_q,
                             .block_k = a.params.block_k,
-                            .fine = error && a.params.tail == ESA_TAIL_LEVELS ? a.params.fine : 0,
+                            .fine = esa_select_fine(&a.params),
                             .Hkv = a.params.layout.order == ESA_ORDER_ADAPTIVE ? a.Hkv : 0,
                             .mode = a.params.mode,
                             .layout = a.params.layout };

@@ -82,10 +82,11 @@ esa_status esa_attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask 
 /* ---------------------------------------------------------------- exact_rows.c
  * One attention call on any device, with exact rows if args->exact_rows says so. */
 
-/* Bytes that esa_attend needs for any views of these sizes. */
-int64_t esa_attend_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args);
+/* Bytes that esa_attention_run needs for any views of these sizes. */
+int64_t esa_attention_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args);
 /* ws NULL: uses the ctx's scratch. */
-esa_status esa_attend(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args, void *ws);
+esa_status esa_attention_run(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args,
+                             void *ws);
 
 /* ---------------------------------------------------------------- check.c: argument errors
  * Each function leaves one message in ctx that says what was given and what was expected. */

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "base/half.h"
+#include "base/number.h"
 #include "rules/levels.h"
 
 #include <math.h>
@@ -349,19 +350,10 @@ static esa_status check_group(esa_ctx *ctx, int32_t group, const char *name)
                     (int)group);
 }
 
-/* The params that only the error selector reads. Fills in its default group sizes. Every group
+/* The params of a selector that weighs tails. Fills in its default group sizes. Every group
  * divides its block, because blocks are multiples of 16. */
 static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
 {
-    if (p->mode != ESA_MODE_FIXED)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "mode is %d, but the error selector has no compat mode: use "
-                        "ESA_MODE_FIXED (%d)",
-                        (int)p->mode, ESA_MODE_FIXED);
-    if (p->causal)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "causal is 1, but the error selector is bidirectional: use another "
-                        "selector for causal attention");
     if (p->tail != ESA_TAIL_NONE && p->tail != ESA_TAIL_POOLED && p->tail != ESA_TAIL_LEVELS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "tail of the error selector is %d, expected ESA_TAIL_NONE (%d), POOLED "
@@ -390,6 +382,19 @@ static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
     return ESA_OK;
 }
 
+static esa_status unknown_selector(esa_ctx *ctx, int32_t selector)
+{
+#define NAME(ID, ...) #ID,
+    static const char *const names[] = { ESA_SELECTORS(NAME) };
+#undef NAME
+    enum { LAST = ESA_SELECTOR_COUNT - 1 };
+    char list[256];
+    for (int32_t i = 0, n = 0; i < LAST; i++)
+        n += esa_text_format(list + n, sizeof list - (size_t)n, "%s%s", i ? ", " : "", names[i]);
+    return esa_fail(ctx, ESA_ERR_ARGUMENT, "selector is %d, expected ESA_SELECT_%s or %s",
+                    (int)selector, list, names[LAST]);
+}
+
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
                             int64_t Nq, int64_t Nk, int64_t D)
 {
@@ -400,11 +405,8 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     if (out->release != 0 && out->release != ESA_RELEASE_30 && out->release != ESA_RELEASE_31)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "release is %d, expected 0, %d or %d",
                         (int)out->release, ESA_RELEASE_30, ESA_RELEASE_31);
-    if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_ERROR)
-        return esa_fail(
-            ctx, ESA_ERR_ARGUMENT,
-            "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM or ERROR",
-            (int)out->selector);
+    if (!esa_selector_of(out->selector)->name) return unknown_selector(ctx, out->selector);
+    const esa_selector *row = esa_selector_of(out->selector);
     if (out->mode < ESA_MODE_FIXED || out->mode > ESA_MODE_COMPAT_ROUND)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "mode is %d, expected ESA_MODE_FIXED, COMPAT or COMPAT_ROUND",
@@ -427,7 +429,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     ESA_TRY(check_flag(ctx, out->keep_sink, "keep_sink"));
     ESA_TRY(check_flag(ctx, out->keep_recent, "keep_recent"));
     ESA_TRY(check_flag(ctx, out->causal, "causal"));
-    if (out->selector == ESA_SELECT_RF_V2 && out->mode != ESA_MODE_FIXED) {
+    if (esa_rf_compat(out)) {
         const int32_t *g = out->layout.grid_q, clips = out->layout.span_count;
         if (Nq != Nk)
             return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
@@ -448,13 +450,22 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     }
     if (out->layout.span_count)
         ESA_TRY(esa_span_align(ctx, &out->layout.span_align, out->block_q, out->block_k));
-    if (out->selector == ESA_SELECT_ADA_BSA && out->mode != ESA_MODE_FIXED && out->causal &&
+    if (row->traits & ESA_ROW_SQUARE_CAUSAL && out->mode != ESA_MODE_FIXED && out->causal &&
         Nq != Nk)
-        return esa_fail(
-            ctx, ESA_ERR_UNSUPPORTED,
-            "causal ada_bsa in compat mode needs as many queries as keys, got %lld and %lld",
-            LL(Nq), LL(Nk));
-    if (out->selector == ESA_SELECT_ERROR) ESA_TRY(check_error_params(ctx, out));
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "causal %s in compat mode needs as many queries as keys, got %lld and %lld",
+                        row->name, LL(Nq), LL(Nk));
+    if (out->mode != ESA_MODE_FIXED && !(row->traits & ESA_TRAIT_COMPAT))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mode is %d, but the %s selector has no compat mode: use ESA_MODE_FIXED "
+                        "(%d)",
+                        (int)out->mode, row->name, ESA_MODE_FIXED);
+    if (out->causal && !(row->traits & ESA_TRAIT_CAUSAL))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "causal is 1, but the %s selector is bidirectional: use another selector "
+                        "for causal attention",
+                        row->name);
+    if (row->traits & ESA_TRAIT_WEIGHS_TAIL) ESA_TRY(check_error_params(ctx, out));
     return esa_layout_resolve(ctx, &out->layout, &out->layout, Nq, Nk, out->selector, out->mode,
                               out->causal);
 }

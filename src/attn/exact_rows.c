@@ -74,7 +74,7 @@ static exact_parts carve_parts(esa_carve *carve, esa_ctx *ctx, const esa_backend
     return p;
 }
 
-int64_t esa_attend_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args)
+int64_t esa_attention_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args)
 {
     if (!args->exact_rows) return be->attention_workspace(ctx, args);
     esa_carve carve = { NULL, 0 };
@@ -82,10 +82,11 @@ int64_t esa_attend_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn
     return carve.used;
 }
 
-esa_status esa_attend(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args, void *ws)
+esa_status esa_attention_run(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args,
+                             void *ws)
 {
     if (!args->exact_rows) return be->attention(ctx, args, ws);
-    if (!ws) ESA_TRY(be->scratch(ctx, &ws, esa_attend_workspace(ctx, be, args)));
+    if (!ws) ESA_TRY(be->scratch(ctx, &ws, esa_attention_workspace(ctx, be, args)));
     esa_carve carve = { ws, 0 };
     const exact_parts p = carve_parts(&carve, ctx, be, args);
     const esa_attn_args dense = dense_args(args, &p);

@@ -4,6 +4,7 @@
  * The first half holds the rooms (attn.h), which expect a held guard and checked arguments. The
  * second half holds the doors: public calls that take the guard, check and call a room. */
 #include "attn/attn.h"
+#include "rules/levels.h"
 
 #include <math.h>
 #include <string.h>
@@ -14,10 +15,10 @@
 static int64_t call_bytes(const esa_plan *plan, const esa_attn_args *args)
 {
     esa_attn_args a = *args;
-    const int64_t bytes = esa_attend_workspace(plan->ctx, plan->backend, &a);
+    const int64_t bytes = esa_attention_workspace(plan->ctx, plan->backend, &a);
     a.precision = 16;
     if (args->precision == 16) return bytes;
-    return esa_max64(bytes, esa_attend_workspace(plan->ctx, plan->backend, &a));
+    return esa_max64(bytes, esa_attention_workspace(plan->ctx, plan->backend, &a));
 }
 
 /* Workspace of attention with masks of one block size, or dense (block_q 0). */
@@ -88,13 +89,6 @@ static int64_t plan_bytes(const esa_plan *plan)
 
 /* ---------------------------------------------------------------- rooms */
 
-/* Means per block on the fine level of the masks that the plan makes; 0: they have none. */
-static int32_t mask_fine(const esa_plan *plan)
-{
-    const esa_select_params *p = &plan->select;
-    return p->selector == ESA_SELECT_ERROR && p->tail == ESA_TAIL_LEVELS ? p->fine : 0;
-}
-
 static int64_t mask_Hkv(const esa_plan *plan)
 {
     return plan->select.layout.order == ESA_ORDER_ADAPTIVE ? plan->shapes.Hkv : 0;
@@ -113,7 +107,7 @@ static esa_status resolve_select(esa_plan *plan, const esa_select_params *select
     if (!plan->select.kv_len) plan->select.kv_len = plan->attention.kv_len;
     plan->attention.kv_len = plan->select.kv_len;
     esa_select_blocks(&plan->select, s->Nq, s->Nk, &plan->nq, &plan->nk, &plan->runnable);
-    if (mask_fine(plan)) plan->fine = mask_fine(plan);
+    if (esa_select_fine(&plan->select)) plan->fine = esa_select_fine(&plan->select);
     const esa_layout *l = &plan->select.layout;
     const int32_t mode = plan->select.mode;
     const int32_t moves_q = esa_layout_moves(l, 0, mode), moves_k = esa_layout_moves(l, 1, mode);
@@ -197,7 +191,7 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32
         .nk = plan->nk,
         .block_q = plan->select.block_q,
         .block_k = plan->select.block_k,
-        .fine = fine < 0 ? mask_fine(plan) : fine,
+        .fine = fine < 0 ? esa_select_fine(&plan->select) : fine,
         .Hkv = mask_Hkv(plan),
         .runnable = plan->runnable,
         .selector = -1,
@@ -285,7 +279,7 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
         }
     }
     if (kernel) *kernel = plan->backend->attention_kernel(ctx, &args);
-    return esa_attend(ctx, plan->backend, &args, carve.base + carve.used);
+    return esa_attention_run(ctx, plan->backend, &args, carve.base + carve.used);
 }
 
 /* ---------------------------------------------------------------- checks of the doors */
@@ -334,12 +328,12 @@ static esa_status check_selection(const esa_plan *plan, const esa_mask *mask, co
                         "text, mode and order_applied must agree too): make it with "
                         "esa_mask_create of this plan",
                         (int)mask->layout.order, (int)p->layout.order);
-    if (mask->fine != mask_fine(plan) || mask->Hkv != mask_Hkv(plan))
+    if (mask->fine != esa_select_fine(&plan->select) || mask->Hkv != mask_Hkv(plan))
         return esa_fail(ctx, ESA_ERR_MISMATCH,
                         "the mask has %d fine means per block and adaptive orders of %lld key "
                         "heads, but the plan makes %d and %lld: make it with esa_mask_create of "
                         "this plan",
-                        (int)mask->fine, (long long)mask->Hkv, (int)mask_fine(plan),
+                        (int)mask->fine, (long long)mask->Hkv, (int)esa_select_fine(&plan->select),
                         (long long)mask_Hkv(plan));
     if (v) ESA_TRY(esa_check_v(ctx, k, v));
     return check_workspace(plan, ws);
@@ -440,7 +434,8 @@ static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_
                                 const esa_tensor *k, const esa_tensor *v, void *ws)
 {
     ESA_TRY(check_selection(plan, mask, q, k, v, ws));
-    if (plan->select.selector == ESA_SELECT_ERROR && !v) return esa_check_v(plan->ctx, k, v);
+    if (!v && esa_selector_has(plan->select.selector, ESA_TRAIT_READS_V))
+        return esa_check_v(plan->ctx, k, v);
     ESA_TRY(esa_check_ordered(plan->ctx, mask, &plan->shapes));
     return esa_plan_choose(plan, mask, q, k, v, (double)NAN, NULL, ws);
 }

@@ -154,7 +154,8 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                             !r.text_back_k;
     /* Compat rf_v2 ignores the shape of the key side, as the original
      * ignores its latent_shape_k. */
-    const int32_t compat_rf = selector == ESA_SELECT_RF_V2 && mode != ESA_MODE_FIXED;
+    const int32_t compat_rf = mode != ESA_MODE_FIXED &&
+                              esa_selector_has(selector, ESA_ROW_GRID_COMPAT);
     if ((k_blank && Nk == Nq) || (compat_rf && Nk == Nq)) {
         memcpy(r.grid_k, r.grid_q, sizeof r.grid_k);
         r.text_front_k = r.text_front_q;
@@ -179,11 +180,12 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
         r.order = ESA_ORDER_TILE;
     }
     if (r.order == ESA_ORDER_DEFAULT) {
-        const int32_t tiled = selector == ESA_SELECT_RF_V2 && grid_q && grid_k &&
-                              (!causal || r.order_applied);
+        const int32_t tiled = esa_selector_of(selector)->order == ESA_ORDER_TILE && grid_q &&
+                              grid_k && (!causal || r.order_applied);
         r.order = tiled ? ESA_ORDER_TILE : ESA_ORDER_RASTER;
     }
-    if (r.order == ESA_ORDER_ADAPTIVE && selector >= 0 && selector != ESA_SELECT_ERROR)
+    if (r.order == ESA_ORDER_ADAPTIVE && selector >= 0 &&
+        !esa_selector_has(selector, ESA_TRAIT_ADAPTIVE))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "order adaptive needs the error selector (ESA_SELECT_ERROR), given "
                         "selector %d",

@@ -49,7 +49,7 @@ static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_m
                         build->budget_count);
     if (!build->budget_count && build->importance == ESA_IMPORTANCE_NONE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        info->selector == ESA_SELECT_ERROR
+                        esa_run_errors(info)
                             ? "no work is given: masks from error scores are built for total works"
                             : "neither budgets nor importance are given: the file would be empty");
     info->importance = build->importance;
@@ -104,10 +104,10 @@ static void code_head(void *arg, int64_t h, int32_t worker)
 /* Fills in what the kind of recording decides. */
 static void complete(esa_mask_build *b, const esa_mask_file_info *recorded)
 {
-    const int32_t errors = recorded->selector == ESA_SELECT_ERROR;
+    const int32_t errors = esa_run_errors(recorded);
     if (b->dense_first_layer == -1) b->dense_first_layer = !errors;
     if (b->warmup_frac == -1) b->warmup_frac = errors ? 0 : 0.2;
-    if (b->exact_rows == -1) b->exact_rows = errors ? ESA_EXACT_ROWS_RECOMMENDED : 0;
+    if (b->exact_rows == -1) b->exact_rows = esa_selector_of(recorded->selector)->exact_rows;
     if (errors) b->importance = ESA_IMPORTANCE_NONE;
 }
 
@@ -197,7 +197,7 @@ static esa_status write_file(esa_ctx *ctx, const char *output, coder *c, int32_t
     int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
     map_steps(step_group, info->steps, recorded);
     ESA_TRY(choose(ctx, info, layer, group, step_group, c->rec, c->count, build));
-    const int32_t errors = info->selector == ESA_SELECT_ERROR;
+    const int32_t errors = esa_run_errors(info);
     const esa_mask_axes axes = { step_group, layer, group, !errors, 1, errors };
     esa_mask_output out = { 0 };
     ESA_TRY(esa_mask_output_begin(ctx, &out, output, info, &axes));
@@ -216,13 +216,13 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     const esa_mask_build *build = &completed;
     complete(&completed, info);
     ESA_TRY(read_build(ctx, info, build));
-    if (build->plan && info->selector != ESA_SELECT_ERROR)
+    if (build->plan && !esa_run_errors(info))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "a work plan weighs error scores, but these recordings hold importance");
     if (build->exact_rows < 0 || build->exact_rows > ESA_MAX_EXACT_ROWS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "exact_rows is %d, expected 0 to %d",
                         build->exact_rows, ESA_MAX_EXACT_ROWS);
-    if (build->exact_rows && info->selector != ESA_SELECT_ERROR)
+    if (build->exact_rows && !esa_run_errors(info))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "exact_rows is %d, but these recordings hold importance: their masks have "
                         "budgets, and sessions choose exact rows",

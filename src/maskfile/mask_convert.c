@@ -39,9 +39,9 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     info.struct_size = (uint32_t)sizeof info;
     info.selector = mask->selector;
     info.fine = mask->fine;
-    info.tail = mask->fine                           ? ESA_TAIL_LEVELS
-                : mask->selector == ESA_SELECT_ERROR ? ESA_TAIL_POOLED
-                                                     : ESA_TAIL_NONE;
+    info.tail = mask->fine              ? ESA_TAIL_LEVELS
+                : esa_run_errors(&info) ? ESA_TAIL_POOLED
+                                        : ESA_TAIL_NONE;
     info.format_version = esa_run_version(&info);
     info.mode = mask->mode;
     info.causal = mask->causal;
@@ -155,8 +155,7 @@ static esa_status export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *f,
     const esa_budget_masks *masks;
     ESA_TRY(esa_mask_file_budget(f, &masks, permille));
     esa_mask_file_info info = f->info;
-    if (info.selector == ESA_SELECT_ERROR ||
-        info.fine) { /* the exchange holds exact blocks alone */
+    if (esa_run_errors(&info) || info.fine) { /* the exchange holds exact blocks alone */
         info.selector = -1;
         info.tail = info.fine = info.group_q = info.group_k = info.exact_rows = 0;
     }
@@ -370,7 +369,7 @@ static esa_status import_own(esa_ctx *ctx, esa_mask_file_info *f, const fa4 *x,
                              const int64_t dim[5], const esa_mask_info *info, const char *model)
 {
     ESA_TRY(esa_run_read(ctx, f, x->file, "esa.fa4"));
-    if (f->fine || f->selector == ESA_SELECT_ERROR)
+    if (f->fine || esa_run_errors(f))
         return esa_fail(
             ctx, ESA_ERR_FORMAT,
             "%s claims masks by error or of two levels, which the exchange does not hold",

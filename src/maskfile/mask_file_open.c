@@ -118,7 +118,7 @@ static esa_status read_importance(esa_mask_file *f)
     const esa_mask_file_info *info = &f->info;
     esa_status status = ESA_OK;
     if (info->importance != ESA_IMPORTANCE_NONE) {
-        if (info->selector != ESA_SELECT_ENTROPY)
+        if (esa_selector_of(info->selector)->records != ESA_RECORDS_IMPORTANCE)
             return esa_fail(f->ctx, ESA_ERR_FORMAT,
                             "%s holds importance, but its selector is not entropy",
                             f->tensors->label);
@@ -218,7 +218,7 @@ static esa_status read_budgets(esa_mask_file *f)
                                    { info->H, info->nq, esa_ceil_div(info->nk, 8) } },
                         &status);
         if (status) return status;
-        if (info->selector == ESA_SELECT_ERROR)
+        if (esa_run_errors(info))
             density = find(f, &(wanted){ density_name, ESA_FILE_F32, 0, 1, 0, { 0 } }, &status);
         if (status) return status;
         ESA_TRY(check_density(f, density, density_name));

@@ -4,8 +4,8 @@
  *
  * 1. Every cell is tried at a few budgets. That gives its curve: what each budget costs, and which
  *    error it leaves.
- * 2. For each work, the rule of rules/plan.h finds the costs of all cells with the least weighted
- * sum of errors, and the curves turn costs into budgets.
+ * 2. For each work, the rule of rules/work_plan.h finds the costs of all cells with the least
+ *    weighted sum of errors, and the curves turn costs into budgets.
  * 3. All masks are made once to count what they cost. The difference to the work, which comes from
  *    whole blocks and from between the points of the curves, is added to what is asked for. After a
  *    few rounds the best one is written.
@@ -16,7 +16,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/status.h"
-#include "rules/plan.h"
+#include "rules/work_plan.h"
 #include "workplan/work_plan.h"
 
 enum { POINTS = 24, ROUNDS = 4 };

@@ -82,7 +82,7 @@ esa_status esa_mask_file_pick(esa_mask_file *f, int32_t *permille, double work)
 static esa_status count_work(esa_mask_file *f, double *work, const esa_budget_masks *masks,
                              esa_mask *mask)
 {
-    const int32_t own = f->info.fine || f->info.selector == ESA_SELECT_ERROR;
+    const int32_t own = f->info.fine || esa_run_errors(&f->info);
     const int32_t tail = own ? f->info.tail : ESA_TAIL_POOLED;
     double calls = 0, sum = 0;
     for (int64_t i = 0; i < f->cells; i++) {

@@ -53,7 +53,7 @@ void esa_recorder_sizes(esa_mask_file_info *f, int64_t Nk)
     esa_record_sizes(&p, Nk);
     f->block_q = p.block_q;
     f->block_k = p.block_k;
-    if (f->selector != ESA_SELECT_ERROR) return;
+    if (!esa_run_errors(f)) return;
     f->fine = p.tail == ESA_TAIL_LEVELS ? p.fine : 0;
     f->group_q = p.group_q;
     f->group_k = p.group_k;
@@ -110,7 +110,7 @@ static void add_errors(esa_recorder *rec, int64_t cell, const float *p, int64_t 
 
 void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p, int64_t level_stride)
 {
-    if (rec->info.selector == ESA_SELECT_ERROR) {
+    if (esa_run_errors(&rec->info)) {
         add_errors(rec, cell, p, level_stride);
         return;
     }

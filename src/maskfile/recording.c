@@ -17,8 +17,8 @@ static esa_status check(esa_ctx *ctx, esa_recording *rec)
     const esa_st_entry *dense = esa_st_find(rec->tensors, "dense_layers"),
                        *count = esa_st_find(rec->tensors, "count"),
                        *sums = esa_st_find(rec->tensors, "sums");
-    const int32_t errors = f->selector == ESA_SELECT_ERROR, front = errors;
-    if (!errors && f->selector != ESA_SELECT_ENTROPY)
+    const int32_t errors = esa_run_errors(f), front = errors;
+    if (esa_selector_of(f->selector)->records == ESA_RECORDS_NOTHING)
         return bad(ctx, rec->tensors,
                    "its selector is neither entropy nor error, the only ones that are recorded");
     if (!dense || dense->dtype != ESA_FILE_I32 || dense->rank != 1 || dense->dim[0] > f->layers)
@@ -178,7 +178,7 @@ esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec)
 esa_status esa_recording_declare(esa_tensors_writer *w, const esa_mask_file_info *f,
                                  int64_t dense_layers, int64_t used)
 {
-    const int32_t errors = f->selector == ESA_SELECT_ERROR;
+    const int32_t errors = esa_run_errors(f);
     const int64_t count[3] = { f->branches, f->layers, f->groups },
                   narrow[4] = { used, f->H, f->nq, f->nk },
                   wide[5] = { used, esa_run_levels(f), f->H, f->nq, f->nk };

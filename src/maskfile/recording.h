@@ -30,11 +30,11 @@
 /* Largest value that one contribution adds, and bytes of a sum. */
 static inline uint64_t esa_record_top(const esa_mask_file_info *f)
 {
-    return f->selector == ESA_SELECT_ERROR ? UINT64_C(1) << 56 : UINT64_C(1) << 24;
+    return esa_run_errors(f) ? UINT64_C(1) << 56 : UINT64_C(1) << 24;
 }
 static inline int64_t esa_record_width(const esa_mask_file_info *f)
 {
-    return f->selector == ESA_SELECT_ERROR ? 8 : 4;
+    return esa_run_errors(f) ? 8 : 4;
 }
 
 /* The sums in memory. Cell number: (branch * L + layer) * G + group. */

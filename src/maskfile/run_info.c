@@ -11,8 +11,7 @@
 #include "base/status.h"
 #include "mask/mask.h"
 
-static const char *const selector_names[] = { "full",    "entropy", "rf_v2",
-                                              "ada_bsa", "random",  "error" };
+#define GIVEN "given" /* the name of no selector: the caller made the masks */
 static const char *const mode_names[] = { "fixed", "compat", "compat-round" };
 static const char *const order_names[] = { "raster", "tile", "tile3d", "hilbert" };
 static const char *const importance_names[] = { "none", "u8", "f16" };
@@ -159,7 +158,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     } words[] = { { "format", format },
                   { "model", f->model },
                   { "config_hash", f->config_hash },
-                  { "selector", f->selector < 0 ? "given" : selector_names[f->selector] },
+                  { "selector", f->selector < 0 ? GIVEN : esa_selector_of(f->selector)->name },
                   { "mode", mode_names[f->mode] },
                   { "order", order_names[y->order] },
                   { "importance", importance_names[f->importance] } };
@@ -251,6 +250,18 @@ static int32_t get_word(reader *r, const char *key, const char *const *names, in
     for (int32_t i = 0; text && i < count; i++)
         if (strcmp(text, names[i]) == 0) return i;
     if (text) bad_value(r, key, text, "a known word");
+    return 0;
+}
+
+static int32_t get_selector(reader *r, int32_t levels)
+{
+    const char *text = get_text(r, "selector");
+    if (text && strcmp(text, GIVEN) == 0) return -1;
+    for (int32_t i = 0; text && i < ESA_SELECTOR_COUNT; i++)
+        if (strcmp(text, esa_selector_of(i)->name) == 0 &&
+            (levels || esa_selector_of(i)->records != ESA_RECORDS_ERRORS))
+            return i;
+    if (text) bad_value(r, "selector", text, "a known word");
     return 0;
 }
 
@@ -385,10 +396,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
                         "%s has format version %d, this library expects %d or %d", file->label,
                         f->format_version, ESA_MASK_FORMAT_VERSION, ESA_MASK_FORMAT_LEVELS);
     const int32_t levels = f->format_version == ESA_MASK_FORMAT_LEVELS;
-    const char *selector = get_text(&r, "selector");
-    f->selector = selector && strcmp(selector, "given") == 0
-                      ? -1
-                      : get_word(&r, "selector", selector_names, levels ? 6 : 5);
+    f->selector = get_selector(&r, levels);
     f->mode = get_word(&r, "mode", mode_names, 3);
     f->importance = get_word(&r, "importance", importance_names, 3);
     f->layers = (int32_t)get_int(&r, "layers", 1, ESA_MAX_CELL_AXIS);
@@ -486,8 +494,7 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
             esa_run_describe(a->Nq, a->Nk, a->layout.grid_q, a->H, a->layers, a->steps).text,
             name_b,
             esa_run_describe(b->Nq, b->Nk, b->layout.grid_q, b->H, b->layers, b->steps).text);
-    const int32_t error_a = a->selector == ESA_SELECT_ERROR,
-                  error_b = b->selector == ESA_SELECT_ERROR;
+    const int32_t error_a = esa_run_errors(a), error_b = esa_run_errors(b);
     if (error_a != error_b)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
                         "%.120s holds %s, %.120s holds %s: the two kinds do not go together",

@@ -9,6 +9,7 @@
 #include "base/args.h"
 #include "esa/esa_session.h"
 #include "io/safetensors.h"
+#include "rules/selectors.h"
 
 /* Version 1 holds importance and masks of one level. Version 2 adds error scores and the fine
  * level; files that need neither are still written as version 1. */
@@ -17,16 +18,20 @@
 #define ESA_MAX_CELL_AXIS       65535 /* largest L, T, G and number of branches in a file */
 #define ESA_MAX_BUDGETS         16
 
+/* 1 if the run chose, or recorded, by error scores; 0: by importance, or it recorded nothing. */
+static inline int32_t esa_run_errors(const esa_mask_file_info *f)
+{
+    return esa_selector_of(f->selector)->records == ESA_RECORDS_ERRORS;
+}
 /* The format version that these settings need. */
 static inline int32_t esa_run_version(const esa_mask_file_info *f)
 {
-    return f->selector == ESA_SELECT_ERROR || f->fine ? ESA_MASK_FORMAT_LEVELS
-                                                      : ESA_MASK_FORMAT_VERSION;
+    return esa_run_errors(f) || f->fine ? ESA_MASK_FORMAT_LEVELS : ESA_MASK_FORMAT_VERSION;
 }
 /* Scores that a recording holds per block: of one mean and, with tail LEVELS, of fine means. */
 static inline int32_t esa_run_levels(const esa_mask_file_info *f)
 {
-    return f->selector == ESA_SELECT_ERROR && f->tail == ESA_TAIL_LEVELS ? 2 : 1;
+    return esa_run_errors(f) && f->tail == ESA_TAIL_LEVELS ? 2 : 1;
 }
 
 /* Binds selection of one cell from stored scores: geometry, layout and mode of the run, one batch

@@ -18,9 +18,6 @@
 #include <math.h>
 #include "base/inline.h"
 
-/* Two exact rows per query block are worth more than the blocks that they cost. */
-#define ESA_EXACT_ROWS_RECOMMENDED 2
-
 /* Number of exact rows in a block of so many rows. */
 ESA_INLINE int64_t esa_exact_rows_of(int64_t rows, int32_t R) { return esa_min64(rows, R); }
 

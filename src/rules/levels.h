@@ -27,7 +27,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/args.h"
-#include "base/inline.h"
+#include "rules/selectors.h"
 
 enum { ESA_LEVEL_EXACT = 0, ESA_LEVEL_FINE = 1, ESA_LEVEL_MEAN = 2 };
 
@@ -127,12 +127,20 @@ ESA_INLINE int64_t esa_level_budget(const esa_level_costs *c, double budget, int
 }
 
 /* The selector's own block sizes for Nk keys, where none were given. */
-ESA_INLINE void esa_default_blocks(esa_select_params *p, int64_t Nk)
+static inline void esa_default_blocks(esa_select_params *p, int64_t Nk)
 {
-    const int32_t small = p->selector == ESA_SELECT_ERROR && Nk <= ESA_SHORT_TOKENS,
-                  usual = small ? ESA_SHORT_BLOCK : 128;
-    if (!p->block_q) p->block_q = p->selector == ESA_SELECT_ENTROPY ? 256 : usual;
-    if (!p->block_k) p->block_k = usual;
+    const esa_selector *s = esa_selector_of(p->selector);
+    const int32_t small = s->short_blocks && Nk <= ESA_SHORT_TOKENS;
+    if (!p->block_q) p->block_q = small ? ESA_SHORT_BLOCK : s->block_q;
+    if (!p->block_k) p->block_k = small ? ESA_SHORT_BLOCK : s->block_k;
+}
+
+/* Means per block on the fine level of the masks; 0: they have none. p is checked. */
+ESA_INLINE int32_t esa_select_fine(const esa_select_params *p)
+{
+    return esa_selector_has(p->selector, ESA_TRAIT_WEIGHS_TAIL) && p->tail == ESA_TAIL_LEVELS
+               ? p->fine
+               : 0;
 }
 
 /* Tokens that a mean query and a mean key stand for: the default of a block size, and the size that
@@ -185,10 +193,10 @@ ESA_INLINE int32_t esa_record_group_k(int32_t block_k)
     return block_k <= ESA_SHORT_BLOCK ? 1 : esa_record_group(block_k);
 }
 /* Fills the blocks, fine means and groups of a recording that are open. */
-ESA_INLINE void esa_record_sizes(esa_select_params *p, int64_t Nk)
+static inline void esa_record_sizes(esa_select_params *p, int64_t Nk)
 {
     esa_default_blocks(p, Nk);
-    if (p->selector != ESA_SELECT_ERROR) return;
+    if (!esa_selector_has(p->selector, ESA_TRAIT_WEIGHS_TAIL)) return;
     if (p->tail == ESA_TAIL_LEVELS) p->fine = esa_error_fine(p);
     if (!p->group_q) p->group_q = esa_record_group(p->block_q);
     if (!p->group_k) p->group_k = esa_error_group_fits(p, esa_record_group_k(p->block_k));

@@ -19,16 +19,17 @@
 
 #include <math.h>
 #include "base/args.h"
-#include "base/inline.h"
+#include "rules/selectors.h"
 
 /* Clamps a given length to 0 .. Nk. */
 ESA_INLINE int64_t esa_kv_len(int64_t len, int64_t Nk) { return len < 0 ? 0 : esa_min64(len, Nk); }
 
 /* 1 if frame 0 is protected where a layout leaves it open; given: frame 0 is the picture of a model
  * of image to video. */
-ESA_INLINE int32_t esa_protects_by_default(int32_t selector, int32_t given)
+static inline int32_t esa_protects_by_default(int32_t selector, int32_t given)
 {
-    return selector == ESA_SELECT_RF_V2 || (given && selector != ESA_SELECT_ERROR);
+    const int32_t protects = esa_selector_of(selector)->protects;
+    return protects == ESA_PROTECTS_ALWAYS || (given && protects == ESA_PROTECTS_GIVEN);
 }
 
 /* 1 if frame 0 of this side is protected and so a segment of its own. The layout is resolved. In
@@ -42,7 +43,7 @@ ESA_INLINE int32_t esa_layout_protects(const esa_layout *layout, int32_t side, i
 /* 1 for compat rf_v2, which forces its own rows and columns. */
 ESA_INLINE int32_t esa_rf_compat(const esa_select_params *p)
 {
-    return p->selector == ESA_SELECT_RF_V2 && p->mode != ESA_MODE_FIXED;
+    return p->mode != ESA_MODE_FIXED && esa_selector_has(p->selector, ESA_ROW_GRID_COMPAT);
 }
 
 /* 1 for compat rf_v2 of release 3.0, which pools image and text separately. */
@@ -66,9 +67,9 @@ ESA_INLINE int64_t esa_span_next(const esa_layout *l, int32_t c, int64_t end, in
  * CDF rule. */
 ESA_INLINE int32_t esa_keeps_all(const esa_select_params *p)
 {
-    if (p->selector == ESA_SELECT_FULL) return 1;
+    if (esa_selector_has(p->selector, ESA_ROW_KEEPS_ALL)) return 1;
     if (p->mode != ESA_MODE_FIXED || p->budget < 1.0) return 0;
-    return p->selector != ESA_SELECT_ADA_BSA || p->cdf_threshold >= 1.0;
+    return p->cdf_threshold >= 1.0 || !esa_selector_has(p->selector, ESA_ROW_CUTS_MASS);
 }
 
 /* First token of block i of a side (0: q, 1: k). *end receives one past the last token, limited to
@@ -179,7 +180,7 @@ ESA_INLINE int32_t esa_column_forced(const esa_select_args *args, int64_t kv_len
                j >= args->nk - text;
     }
     if (p->mode != ESA_MODE_FIXED) return 0;
-    if (p->selector == ESA_SELECT_ADA_BSA) {
+    if (esa_selector_has(p->selector, ESA_ROW_KEEPS_ENDS)) {
         if (p->keep_sink && j == 0) return 1;
         if (p->keep_recent && !p->causal && j == existing - 1) return 1;
     }
@@ -206,7 +207,8 @@ ESA_INLINE int64_t esa_row_wish(const esa_select_params *p, int64_t v)
 {
     if (v <= 0) return 0;
     const double n = esa_mul((double)v, p->budget);
-    return esa_max64(1, (int64_t)(p->selector == ESA_SELECT_RF_V2 ? ceil(n) : floor(n + 0.5)));
+    const int32_t up = esa_selector_has(p->selector, ESA_ROW_ROUNDS_UP);
+    return esa_max64(1, (int64_t)(up ? ceil(n) : floor(n + 0.5)));
 }
 
 /* Total of ada_bsa. seen: visible blocks of all rows together. */

@@ -116,25 +116,25 @@ ESA_INLINE double esa_work_facts(const esa_attn_args *a, const int64_t *facts, i
 }
 
 /* Work of one selection. kv_len: keys that exist. Causality is not subtracted. */
-ESA_INLINE double esa_work_select(const esa_select_params *p, int64_t Nq, int64_t Nk,
-                                  int64_t kv_len)
+static inline double esa_work_select(const esa_select_params *p, int64_t Nq, int64_t Nk,
+                                     int64_t kv_len)
 {
     const double all = (double)Nq * (double)Nk, keys = (double)kv_len;
     const int64_t nq = esa_ceil_div(Nq, p->block_q), nk = esa_ceil_div(kv_len, p->block_k),
                   last = Nq - (nq - 1) * p->block_q;
     if (esa_keeps_all(p)) return 0.0;
-    switch (p->selector) {
-    case ESA_SELECT_ENTROPY: {
+    switch (esa_selector_of(p->selector)->work) {
+    case ESA_WORK_SAMPLES: {
         const int64_t rows = (nq - 1) * esa_min64(p->samples, p->block_q) +
                              esa_min64(p->samples, last);
         const double passes = p->mode == ESA_MODE_COMPAT_ROUND ? 2.0 : 1.0;
         return 0.5 * passes * (double)rows * keys / all;
     }
-    case ESA_SELECT_RF_V2: return 0.5 * (double)nq * (double)nk / all;
-    case ESA_SELECT_ADA_BSA: /* eight pairs for every two groups of eight */
+    case ESA_WORK_BLOCKS: return 0.5 * (double)nq * (double)nk / all;
+    case ESA_WORK_GROUPS: /* eight pairs for every two groups of eight */
         return 0.5 * (double)esa_ceil_div(Nq, ESA_ADA_GROUP) * ESA_ADA_GROUP *
                (double)esa_ceil_div(kv_len, ESA_ADA_GROUP) / all;
-    case ESA_SELECT_ERROR: {
+    case ESA_WORK_MEANS: {
         const int64_t rows = esa_ceil_div(Nq, esa_error_queries(p));
         int64_t columns = esa_ceil_div(kv_len, esa_error_keys(p));
         if (p->tail != ESA_TAIL_NONE) columns += nk;

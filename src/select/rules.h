@@ -5,6 +5,7 @@
 #define ESA_SELECT_RULES_H
 
 #include "base/half.h"
+#include "rules/selectors.h"
 #include "select/select.h"
 
 #define ESA_LOG2E 1.4426950408889634
@@ -59,15 +60,10 @@ void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_
 double esa_row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n);
 
 /* One pair per selector, each in its own file. ws has the size that carve counted. */
-void esa_entropy_carve(const esa_select_args *args, esa_carve *carve);
-void esa_entropy_run(const esa_select_args *args, esa_mask *mask, void *ws);
-void esa_rf_v2_carve(const esa_select_args *args, esa_carve *carve);
-void esa_rf_v2_run(const esa_select_args *args, esa_mask *mask, void *ws);
-void esa_ada_bsa_carve(const esa_select_args *args, esa_carve *carve);
-void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws);
-void esa_random_carve(const esa_select_args *args, esa_carve *carve);
-void esa_random_run(const esa_select_args *args, esa_mask *mask, void *ws);
-void esa_error_carve(const esa_select_args *args, esa_carve *carve);
-void esa_error_run(const esa_select_args *args, esa_mask *mask, void *ws);
+#define ESA_SELECTOR_FUNCTIONS(ID, id, ...)                                                        \
+    void esa_##id##_carve(const esa_select_args *args, esa_carve *carve);                          \
+    void esa_##id##_run(const esa_select_args *args, esa_mask *mask, void *ws);
+ESA_SELECTORS(ESA_SELECTOR_FUNCTIONS)
+#undef ESA_SELECTOR_FUNCTIONS
 
 #endif

@@ -2,6 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/rules.h"
 
+/* The functions of each row of rules/selectors.h. FULL needs none: esa_select_run keeps every block
+ * itself. */
+#define esa_full_carve         NULL
+#define esa_full_run           NULL
+#define FUNCTIONS(ID, id, ...) { esa_##id##_carve, esa_##id##_run },
+static const struct {
+    void (*carve)(const esa_select_args *args, esa_carve *carve);
+    void (*run)(const esa_select_args *args, esa_mask *mask, void *ws);
+} functions[] = { ESA_SELECTORS(FUNCTIONS) };
+
 void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk,
                        int32_t *runnable)
 {
@@ -26,14 +36,8 @@ int64_t esa_select_workspace(const esa_select_args *args)
     esa_carve c = { NULL, 0 };
     esa_rules rules;
     esa_rules_carve(&rules, &c, args); /* to count the existing blocks */
-    switch (args->params.selector) {
-    case ESA_SELECT_ENTROPY: esa_entropy_carve(args, &c); break;
-    case ESA_SELECT_RF_V2: esa_rf_v2_carve(args, &c); break;
-    case ESA_SELECT_ADA_BSA: esa_ada_bsa_carve(args, &c); break;
-    case ESA_SELECT_RANDOM: esa_random_carve(args, &c); break;
-    case ESA_SELECT_ERROR: esa_error_carve(args, &c); break;
-    default: break;
-    }
+    const int32_t selector = args->params.selector;
+    if (functions[selector].carve) functions[selector].carve(args, &c);
     return c.used;
 }
 
@@ -57,7 +61,7 @@ void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existi
     mask->selector = p->selector;
     mask->mode = p->mode;
     mask->causal = p->causal;
-    mask->asked = p->selector == ESA_SELECT_FULL ? 1.0 : p->budget;
+    mask->asked = esa_selector_has(p->selector, ESA_ROW_KEEPS_ALL) ? 1.0 : p->budget;
     mask->existing = existing;
     mask->layout = p->layout;
     mask->filled = 1;
@@ -76,14 +80,6 @@ void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws)
         if (full) full_run(args, mask, &rules, b);
     }
     void *rest = (char *)ws + c.used;
-    if (!full) {
-        switch (args->params.selector) {
-        case ESA_SELECT_ENTROPY: esa_entropy_run(args, mask, rest); break;
-        case ESA_SELECT_RF_V2: esa_rf_v2_run(args, mask, rest); break;
-        case ESA_SELECT_ADA_BSA: esa_ada_bsa_run(args, mask, rest); break;
-        case ESA_SELECT_ERROR: esa_error_run(args, mask, rest); break;
-        default: esa_random_run(args, mask, rest); break;
-        }
-    }
+    if (!full) functions[args->params.selector].run(args, mask, rest);
     esa_select_sign(args, mask, existing);
 }

@@ -158,8 +158,7 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "causal is %d in select and %d in attention, expected the same",
                         p->select.causal, p->attention.causal);
-    const int32_t recorded = p->select.selector == ESA_SELECT_ENTROPY ||
-                             p->select.selector == ESA_SELECT_ERROR;
+    const int32_t recorded = esa_selector_of(p->select.selector)->records != ESA_RECORDS_NOTHING;
     if (p->mode == ESA_SESSION_RECORD && (!recorded || p->select.causal))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "mode RECORD needs selector ENTROPY or ERROR and causal 0, got selector %d "
@@ -174,7 +173,7 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "the layout has %d clips, but recordings and mask files know one video",
                         p->select.layout.span_count);
-    if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
+    if (p->mode == ESA_SESSION_ONLINE && esa_selector_has(p->select.selector, ESA_ROW_KEEPS_ALL))
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
                         "selector FULL keeps every block: use mode DENSE instead");
     const int32_t spends = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_DENSE;
@@ -340,8 +339,8 @@ static esa_status make_recorder(esa_session *s)
     esa_mask_file_info f;
     memset(&f, 0, sizeof f);
     f.struct_size = (uint32_t)sizeof f;
-    const int32_t errors = p->select.selector == ESA_SELECT_ERROR;
     f.selector = p->select.selector;
+    const int32_t errors = esa_run_errors(&f);
     f.mode = p->select.mode;
     f.samples = errors ? 0 : p->select.samples;
     f.scale = p->select.scale;
@@ -414,12 +413,13 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     s->params.attention.lse = NULL;
     s->warmup = esa_warmup_steps(p->warmup_frac, p->steps);
     s->params.attention.exact_rows = esa_session_exact_rows(p);
-    const int64_t cells = (int64_t)p->layers * p->steps, rests = (int64_t)p->layers * p->branches;
+    const int64_t cells = (int64_t)p->layers * p->steps,
+                  kept_count = (int64_t)p->layers * p->branches;
     s->dense_layer = esa_mem_zalloc(&ctx->mem, p->layers);
     s->layer16 = esa_mem_zalloc(&ctx->mem, p->layers);
     s->cell = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->cell * cells);
-    s->rest = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->rest * rests);
-    if (!s->dense_layer || !s->layer16 || !s->cell || !s->rest)
+    s->kept = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->kept * kept_count);
+    if (!s->dense_layer || !s->layer16 || !s->cell || !s->kept)
         return esa_fail(ctx, ESA_ERR_MEMORY,
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
@@ -451,13 +451,14 @@ void esa_session_free(esa_session *s)
     if (!s) return;
     const esa_allocator *mem = &s->ctx->mem;
     const int64_t cells = (int64_t)s->params.layers * s->params.steps,
-                  rests = (int64_t)s->params.layers * s->params.branches;
+                  kept_count = (int64_t)s->params.layers * s->params.branches;
     esa_session_drop_plans(s);
     esa_session_carry_free(s);
-    for (int64_t i = 0; s->rest && i < rests; i++) esa_session_rest_free(&s->chunks, &s->rest[i]);
+    for (int64_t i = 0; s->kept && i < kept_count; i++)
+        esa_session_kept_free(&s->chunks, &s->kept[i]);
     esa_session_chunks_free(&s->chunks);
     esa_session_figures_free(&s->figures);
-    esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * rests);
+    esa_mem_free(mem, s->kept, (int64_t)sizeof *s->kept * kept_count);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * cells);
     esa_mem_free(mem, s->head, (int64_t)sizeof *s->head * cells * s->heads);
     esa_mem_free(mem, s->density, 8 * cells);
@@ -500,7 +501,7 @@ esa_status esa_session_start(esa_session *s)
     memset(s->cell, 0, sizeof *s->cell * cells);
     if (s->head) memset(s->head, 0, sizeof *s->head * cells * (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
-        esa_session_rest_forget(&s->rest[i]);
+        esa_session_kept_forget(&s->kept[i]);
     esa_session_probe_forget(s);
     s->step = s->branch = -1;
     s->kv_len = NULL;

@@ -7,7 +7,7 @@
  *   session_masks.c     makes and reuses masks and orders
  *   session_spend.c     the budget of each layer and step
  *   session_plans.c     plans per shape
- *   session_rest.c      mask bits and orders kept between calls
+ *   session_kept.c      mask bits and orders kept between calls
  *   session_carry.c     differences kept between calls, and their anchors
  *   session_lanes.c     differences in host memory, copied beside the work
  *   session_check.c     checks the first difference on a device
@@ -25,7 +25,7 @@
 #include "maskfile/recording.h"
 #include "rules/step_cache.h"
 #include "session/session_figures.h"
-#include "session/session_rest.h"
+#include "session/session_kept.h"
 
 #define ESA_SESSION_PLANS 8 /* plans kept; a new one replaces the least recently used */
 
@@ -80,7 +80,7 @@ struct esa_session {
     int32_t permille;              /* CACHED: the budget */
     esa_session_plan plan[ESA_SESSION_PLANS];
     uint64_t tick;
-    esa_session_rest *rest; /* [branches][L]; ONLINE, if masks or orders are used again */
+    esa_session_kept *kept; /* [branches][L]; ONLINE, if masks or orders are used again */
     esa_session_cell *cell; /* [L][T] */
     /* [L][T][heads]: sums of the densities of sparse calls whose counts the host can read; NULL:
      * none yet */
@@ -92,8 +92,8 @@ struct esa_session {
         double density[ESA_WORK_MAX_POINTS];
         double *sum; /* [L][T][points + 1]: errors, and the number of calls */
         int64_t bytes;
-        esa_session_rest *rest; /* carry: [branches][L][points]; else NULL */
-        int64_t rests;
+        esa_session_kept *kept; /* carry: [branches][L][points]; else NULL */
+        int64_t kept_count;
         /* in host memory: sums of heads, and what is compared there; on a device without host
          * memory: a second output */
         void *o, *device;

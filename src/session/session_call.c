@@ -66,8 +66,8 @@ static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t
 
 /* Runs the kernel of a sparse call. An anchor runs dense first, which is its output, and then
  * sparse for the difference. */
-static esa_status attend_sparse(const esa_session_call *c, const esa_session_plan *e,
-                                const esa_session_sparse *f, esa_attn_kernel *kernel)
+static esa_status run_kernels(const esa_session_call *c, const esa_session_plan *e,
+                              const esa_session_sparse *f, esa_attn_kernel *kernel)
 {
     esa_session *s = c->s;
     const int32_t precision = esa_session_precision(s, c->layer, c->kind);
@@ -91,8 +91,8 @@ static esa_status attend_sparse(const esa_session_call *c, const esa_session_pla
 }
 
 /* Runs the kernel and books the call. f NULL: dense. */
-static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
-                         const esa_session_sparse *f)
+static esa_status run_and_book(const esa_session_call *c, const esa_session_plan *e,
+                               const esa_session_sparse *f)
 {
     esa_session *s = c->s;
     const esa_mask *mask = f ? e->mask : NULL;
@@ -100,7 +100,7 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     esa_attn_kernel kernel;
     if (by_head) ESA_TRY(reserve_heads(s, mask->H));
     if (f)
-        ESA_TRY(attend_sparse(c, e, f, &kernel));
+        ESA_TRY(run_kernels(c, e, f, &kernel));
     else
         ESA_TRY(esa_plan_attend(e->plan, NULL, c->t, NULL,
                                 esa_session_precision(s, c->layer, c->kind), &kernel));
@@ -136,7 +136,7 @@ static esa_status run_dense(const esa_session_call *c)
     esa_session_plan *e;
     ESA_TRY(esa_session_get_plan(s, &e, c->t->q, c->t->k, c->kind, 0));
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
-    return attend(c, e, NULL);
+    return run_and_book(c, e, NULL);
 }
 
 /* For a call that should run sparse but cannot; the message in ctx holds the reason. A strict
@@ -191,7 +191,7 @@ static esa_status run_online(const esa_session_call *c)
     if (status == ESA_ERR_UNSUPPORTED) return run_fallback(c, ESA_ERR_POLICY);
     if (status) return status;
     ESA_TRY(esa_session_figures_selected(&s->figures));
-    return attend(c, e, &f);
+    return run_and_book(c, e, &f);
 }
 
 /* ---------------------------------------------------------------- cached */
@@ -295,7 +295,7 @@ static esa_status run_cached(const esa_session_call *c)
     f.asked = esa_mask_file_cell_density(s->masks, cell);
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
     ESA_TRY(load_mask(c, e, cell, &f));
-    return attend(c, e, &f);
+    return run_and_book(c, e, &f);
 }
 
 /* ---------------------------------------------------------------- record */
@@ -343,12 +343,12 @@ static esa_status record(const esa_session_call *c, const esa_session_plan *e)
     ESA_TRY(esa_check_kv_len(s->ctx, p->select.kv_len, p->shapes.device, B, p->shapes.Nk,
                              &p->select.layout, p->select.mode));
     ESA_TRY(esa_session_figures_begin(&s->figures, p->backend));
-    if (rec->info.selector == ESA_SELECT_ERROR)
+    if (esa_run_errors(&rec->info))
         ESA_TRY(esa_plan_errors(p, e->importance, NULL, c->t->q, c->t->k, c->t->v));
     else
         ESA_TRY(esa_plan_importance(p, e->importance, c->t->q, c->t->k));
     ESA_TRY(esa_session_figures_selected(&s->figures));
-    ESA_TRY(attend(c, e, NULL));
+    ESA_TRY(run_and_book(c, e, NULL));
     const int64_t level = rec->blocks / esa_run_levels(&rec->info);
     for (int64_t b = 0; b < B; b++)
         esa_recorder_add(rec, cell, e->importance + b * level, B * level);

@@ -123,8 +123,8 @@ static void free_idle(esa_session *s)
 {
     for (int32_t b = 0; b < s->params.branches; b++)
         for (int32_t l = 0; b != s->branch && l < s->params.layers; l++) {
-            esa_session_rest *rest = &s->rest[(int64_t)b * s->params.layers + l];
-            if (rest->last_step < s->step) drop(s, &rest->diff);
+            esa_session_kept *kept = &s->kept[(int64_t)b * s->params.layers + l];
+            if (kept->last_step < s->step) drop(s, &kept->diff);
         }
 }
 
@@ -134,7 +134,7 @@ static void free_outgrown(esa_session *s, int64_t bytes)
 {
     int32_t streams = 0;
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
-        esa_session_diff *diff = &s->rest[i].diff;
+        esa_session_diff *diff = &s->kept[i].diff;
         if (!diff->made && diff->bytes != bytes) drop(s, diff);
         streams |= diff->host != NULL;
     }
@@ -145,16 +145,16 @@ esa_status esa_session_carry_reserve(esa_session *s, int32_t layer, const esa_pl
 {
     const int64_t bytes = esa_session_diff_bytes(&s->params, &plan->shapes);
     esa_session_carry *c = &s->carry;
-    esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers];
+    esa_session_kept *kept = &s->kept[(int64_t)s->branch * s->params.layers];
     if (c->backend != plan->backend) {
         esa_session_carry_free(s);
         c->backend = plan->backend;
     }
-    if (!rest[layer].diff.bytes) free_idle(s);
-    if (rest[layer].diff.bytes != bytes) free_outgrown(s, bytes);
+    if (!kept[layer].diff.bytes) free_idle(s);
+    if (kept[layer].diff.bytes != bytes) free_outgrown(s, bytes);
     for (int32_t l = 0; l < s->params.layers; l++)
-        if (l == layer || (!rest[l].diff.bytes && !s->dense_layer[l]))
-            ESA_TRY(reserve(s, &rest[l].diff, &plan->shapes, l));
+        if (l == layer || (!kept[l].diff.bytes && !s->dense_layer[l]))
+            ESA_TRY(reserve(s, &kept[l].diff, &plan->shapes, l));
     return ESA_OK;
 }
 
@@ -169,14 +169,14 @@ esa_carry esa_session_diff_view(const esa_session *s, const esa_session_diff *d)
 
 void esa_session_carry_trim(esa_session *s)
 {
-    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)
-        if (s->rest[i].diff.memory) drop(s, &s->rest[i].diff);
+    for (int64_t i = 0; s->kept && i < (int64_t)s->params.layers * s->params.branches; i++)
+        if (s->kept[i].diff.memory) drop(s, &s->kept[i].diff);
 }
 
 void esa_session_carry_free(esa_session *s)
 {
-    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++)
-        drop(s, &s->rest[i].diff);
+    for (int64_t i = 0; s->kept && i < (int64_t)s->params.layers * s->params.branches; i++)
+        drop(s, &s->kept[i].diff);
     esa_session_lanes_free(s);
     s->carry.backend = NULL;
 }

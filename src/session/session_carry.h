@@ -1,9 +1,9 @@
 /* session_carry.h - the differences that a session carries: their memory, and who made them.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A difference belongs to the mask of its (branch, layer), so it is a part of the rest that keeps
- * the mask (session_rest.h). All differences of a branch get their memory at once, at the first
- * call of the branch that carries.
+ * A difference belongs to the mask of its (branch, layer), so it is a part of the kept mask
+ * (session_kept.h). All differences of a branch get their memory at once, at the first call of the
+ * branch that carries.
  *
  * Those that do not fit on the device live in page-locked host memory. They pass through a few
  * lanes: pieces of device memory that are filled and emptied beside the work (backend/engine.h). A
@@ -20,7 +20,7 @@ typedef struct esa_session_diff {
     void *host;   /* page-locked, in place of memory; NULL: none */
     int64_t bytes;
     esa_shapes shapes; /* of the calls it has room for */
-    int32_t made;      /* 1: holds the difference of the mask in its rest */
+    int32_t made;      /* 1: holds the difference of its kept mask */
 } esa_session_diff;
 
 typedef struct esa_session_lane {

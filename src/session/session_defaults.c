@@ -37,30 +37,34 @@ double esa_preset_cache(int32_t preset)
                                                                       : (double)NAN;
 }
 
+const char *esa_selector_name(int32_t selector) { return esa_selector_of(selector)->name; }
+
+int32_t esa_selector_traits(int32_t selector)
+{
+    return esa_selector_of(selector)->traits & ESA_ROW_PUBLIC;
+}
+
 int32_t esa_protects_first_frame(int32_t selector, int32_t given)
 {
     return esa_protects_by_default(selector, given);
 }
 
-static int32_t order_of(int32_t mode, int32_t selector)
+/* A recording needs one order for all prompts. */
+static int32_t order_of(int32_t mode, int32_t order)
 {
     if (mode == ESA_SESSION_CACHED) return ESA_ORDER_DEFAULT;
-    if (selector == ESA_SELECT_ERROR)
-        return mode == ESA_SESSION_RECORD ? ESA_ORDER_HILBERT : ESA_ORDER_ADAPTIVE;
-    return selector == ESA_SELECT_RF_V2 ? ESA_ORDER_TILE : ESA_ORDER_HILBERT;
+    return mode == ESA_SESSION_RECORD && order == ESA_ORDER_ADAPTIVE ? ESA_ORDER_HILBERT : order;
 }
 
-/* The error selector needs no rule for dense steps and layers: a plan, or the uniform rule, spends
- * the work. */
-static void recommend_error(esa_session_params *p)
+/* A selector that spends a work needs no rule for dense steps and layers: a plan, or the uniform
+ * rule, spends it. */
+static void recommend_spending(esa_session_params *p)
 {
     p->warmup_frac = 0;
     p->dense_first_layer = 0;
     p->refresh_every = p->order_every = ESA_REFRESH_EARLY;
     p->share_branches = 1;
-    if (p->mode != ESA_SESSION_RECORD) p->carry = ESA_CARRY_AUTO;
     p->attention.exact_rows = -1;
-    p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }
 
 esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector, int64_t tokens)
@@ -68,18 +72,22 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
     esa_session_params p = esa_session_params_default();
     const int probes = mode == ESA_SESSION_PROBE;
     const int records = mode == ESA_SESSION_RECORD;
-    if (mode != ESA_SESSION_ONLINE && !probes && !(records && selector == ESA_SELECT_ERROR))
+    if (mode != ESA_SESSION_ONLINE && !probes &&
+        !(records && esa_selector_of(selector)->records != ESA_RECORDS_NOTHING))
         selector = ESA_SELECT_ENTROPY;
+    const esa_selector *row = esa_selector_of(selector);
     p.mode = mode;
     p.select = esa_select_params_default(selector);
-    p.select.layout.order = order_of(mode, selector);
+    p.select.layout.order = order_of(mode, row->order);
     if (tokens > 0 && tokens <= ESA_SHORT_TOKENS)
         p.select.block_q = p.select.block_k = ESA_SHORT_BLOCK;
     const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || probes;
-    p.attention.tail = skips ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
-    if (selector == ESA_SELECT_ERROR) recommend_error(&p);
-    if (mode == ESA_SESSION_CACHED) p.attention.tail = ESA_TAIL_LEVELS;
-    if (records) p.attention.tail = ESA_TAIL_NONE;
+    p.select.tail = row->tail;
+    p.attention.tail = mode == ESA_SESSION_CACHED ? ESA_TAIL_LEVELS
+                       : skips                    ? row->tail
+                                                  : ESA_TAIL_NONE;
+    if (!records) p.carry = row->carry;
+    if (esa_selector_has(selector, ESA_TRAIT_SPENDS)) recommend_spending(&p);
     return p;
 }
 
@@ -88,7 +96,5 @@ int32_t esa_session_exact_rows(const esa_session_params *p)
     if (p->attention.exact_rows != -1) return p->attention.exact_rows;
     const int32_t selects = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_PROBE;
     const int32_t carries = p->anchor_count || esa_carry_anchors(NULL, p->carry, p->steps);
-    return selects && p->select.selector == ESA_SELECT_ERROR && !carries
-               ? ESA_EXACT_ROWS_RECOMMENDED
-               : 0;
+    return selects && !carries ? esa_selector_of(p->select.selector)->exact_rows : 0;
 }

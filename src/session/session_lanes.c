@@ -82,7 +82,7 @@ static esa_status to_host(esa_session *s, esa_session_diff *diff, int64_t bytes)
 static esa_status take_over(esa_session *s, esa_session_lane *lane, int64_t bytes)
 {
     for (int32_t l = s->params.layers; l-- > 0;) {
-        esa_session_diff *diff = &s->rest[(int64_t)s->branch * s->params.layers + l].diff;
+        esa_session_diff *diff = &s->kept[(int64_t)s->branch * s->params.layers + l].diff;
         if (!diff->memory || diff->made || diff->bytes != bytes) continue;
         void *memory = diff->memory;
         ESA_TRY(to_host(s, diff, bytes));

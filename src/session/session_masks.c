@@ -18,8 +18,8 @@ static int32_t keeps(const esa_session_params *q, const esa_plan *p)
            (q->share_branches && q->branches > 1) || (is_adaptive(p) && q->order_every != 1);
 }
 
-/* Facts and the gaps between the parts of a rest. */
-#define REST_MORE 2048
+/* Facts and the gaps between the parts of a kept mask. */
+#define KEPT_MORE 2048
 
 int64_t esa_session_kept_bytes(const esa_session_params *q, const esa_plan *p)
 {
@@ -35,8 +35,8 @@ int64_t esa_session_kept_bytes(const esa_session_params *q, const esa_plan *p)
     }
     if (q->mode == ESA_SESSION_PROBE) /* keeps no mask, but a second output */
         return lists + orders + s->B * s->Hq * s->Nq * s->D * esa_dtype_size(s->dtype);
-    const int64_t rests = keeps(q, p) ? (int64_t)q->layers * q->branches : 0;
-    return lists + orders + rests * (bits + orders + REST_MORE);
+    const int64_t kept_count = keeps(q, p) ? (int64_t)q->layers * q->branches : 0;
+    return lists + orders + kept_count * (bits + orders + KEPT_MORE);
 }
 
 /* Share of the importance that the mask keeps. */
@@ -84,9 +84,9 @@ esa_session_diff *esa_session_next_diff(const esa_session *s, int32_t layer,
 {
     const int32_t L = s->params.layers;
     int32_t branch = 0; /* whose difference it is */
-    while (&s->rest[(int64_t)branch * L + layer].diff != diff) branch++;
+    while (&s->kept[(int64_t)branch * L + layer].diff != diff) branch++;
     for (int32_t n = 1; n < L; n++) {
-        esa_session_diff *next = &s->rest[(int64_t)branch * L + (layer + n) % L].diff;
+        esa_session_diff *next = &s->kept[(int64_t)branch * L + (layer + n) % L].diff;
         if (next->made) return next;
     }
     return NULL;
@@ -95,116 +95,116 @@ esa_session_diff *esa_session_next_diff(const esa_session *s, int32_t layer,
 /* The turn of this call. Every n-th step counts the steps that really run; EARLY goes by the step
  * of the run. Both count the same when no step is left out. */
 static esa_session_turn turn_of(const esa_session_call *c, const esa_session_plan *e,
-                                const esa_session_rest *rest)
+                                const esa_session_kept *kept)
 {
     const esa_session *s = c->s;
-    const int32_t ran = rest->sparse_steps - 1,
+    const int32_t ran = kept->sparse_steps - 1,
                   planned = esa_session_sparse_before(s, c->layer, s->step);
     const esa_session_turn turn = {
         .steps = esa_session_sparse_before(s, c->layer, s->params.steps),
         .mask = s->params.refresh_every == ESA_REFRESH_EARLY ? planned : ran,
         .order = s->params.order_every == ESA_REFRESH_EARLY ? planned : ran,
-        .order_at = rest->order_at,
+        .order_at = kept->order_at,
         .adaptive = is_adaptive(e->plan),
     };
     return turn;
 }
 
-static esa_session_rest *rest_of(const esa_session *s, int32_t layer)
+static esa_session_kept *kept_of(const esa_session *s, int32_t layer)
 {
-    return &s->rest[(int64_t)s->branch * s->params.layers + layer];
+    return &s->kept[(int64_t)s->branch * s->params.layers + layer];
 }
 
-static void count_step(const esa_session *s, esa_session_rest *rest)
+static void count_step(const esa_session *s, esa_session_kept *kept)
 {
-    if (rest->last_step == s->step) return;
-    rest->last_step = s->step;
-    rest->sparse_steps++;
+    if (kept->last_step == s->step) return;
+    kept->last_step = s->step;
+    kept->sparse_steps++;
 }
 
-/* The rest of the first branch that ran this layer at this step with a mask of its own, if this
- * branch shall use it; else NULL. */
-static esa_session_rest *donor_of(const esa_session_call *c, const esa_session_plan *e,
+/* The kept mask of the first branch that ran this layer at this step with a mask of its own, if
+ * this branch shall use it; else NULL. */
+static esa_session_kept *donor_of(const esa_session_call *c, const esa_session_plan *e,
                                   int32_t share)
 {
     esa_session *s = c->s;
     for (int32_t b = 0; share && b < s->branch; b++) {
-        esa_session_rest *other = &s->rest[(int64_t)b * s->params.layers + c->layer];
-        if (other->own_step == s->step && esa_session_rest_fits(other, e->plan)) return other;
+        esa_session_kept *other = &s->kept[(int64_t)b * s->params.layers + c->layer];
+        if (other->own_step == s->step && esa_session_kept_fits(other, e->plan)) return other;
     }
     return NULL;
 }
 
-/* Carry: the call adds the difference of this rest, if there is one. */
-static void add_diff(const esa_session_call *c, esa_session_rest *rest, esa_session_sparse *f)
+/* Carry: the call adds the difference of this mask, if there is one. */
+static void add_diff(const esa_session_call *c, esa_session_kept *kept, esa_session_sparse *f)
 {
-    if (!rest->diff.made) return;
-    f->diff = &rest->diff;
-    f->age = c->s->step - rest->made_step;
+    if (!kept->diff.made) return;
+    f->diff = &kept->diff;
+    f->age = c->s->step - kept->made_step;
 }
 
 static esa_status reuse(const esa_session_call *c, const esa_session_plan *e,
-                        esa_session_rest *rest, esa_session_sparse *f)
+                        esa_session_kept *kept, esa_session_sparse *f)
 {
-    f->mass = rest->mass;
-    f->asked = rest->asked;
-    f->facts = rest->facts;
-    add_diff(c, rest, f);
-    return esa_session_rest_mask(&c->s->chunks, rest, e->mask);
+    f->mass = kept->mass;
+    f->asked = kept->asked;
+    f->facts = kept->facts;
+    add_diff(c, kept, f);
+    return esa_session_kept_mask(&c->s->chunks, kept, e->mask);
 }
 
-/* Carry: 1 if the call must be an anchor. fits: 1 if the rest has a mask for these shapes. A rest
+/* Carry: 1 if the call must be an anchor. fits: 1 if the kept mask is for these shapes. A kept mask
  * whose difference was never finished makes it now. */
-static int32_t is_anchor(const esa_session *s, const esa_session_rest *rest, int32_t fits)
+static int32_t is_anchor(const esa_session *s, const esa_session_kept *kept, int32_t fits)
 {
-    return !fits || esa_session_anchor_due(s, s->step, rest->made_step) ||
-           (rest->diff.bytes && !rest->diff.made);
+    return !fits || esa_session_anchor_due(s, s->step, kept->made_step) ||
+           (kept->diff.bytes && !kept->diff.made);
 }
 
 /* Carry: a mask was made, and so must be its difference, if it has memory. */
-static void make_diff(const esa_session_call *c, esa_session_rest *rest, esa_session_sparse *f)
+static void make_diff(const esa_session_call *c, esa_session_kept *kept, esa_session_sparse *f)
 {
-    rest->made_step = c->s->step;
-    f->anchor = rest->diff.bytes > 0;
-    f->diff = f->anchor ? &rest->diff : NULL;
+    kept->made_step = c->s->step;
+    f->anchor = kept->diff.bytes > 0;
+    f->diff = f->anchor ? &kept->diff : NULL;
 }
 
 static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
                           esa_session_sparse *f)
 {
     esa_session *s = c->s;
-    esa_session_rest *rest = rest_of(s, c->layer),
+    esa_session_kept *kept = kept_of(s, c->layer),
                      *donor = donor_of(c, e, s->params.share_branches);
     const int32_t carries = s->carry.anchor_count > 0;
-    count_step(s, rest);
+    count_step(s, kept);
     if (donor) return reuse(c, e, donor, f);
-    rest->own_step = s->step;
-    esa_session_turn turn = turn_of(c, e, rest);
-    const int32_t fits = esa_session_rest_fits(rest, e->plan),
-                  anchor = carries && is_anchor(s, rest, fits),
+    kept->own_step = s->step;
+    esa_session_turn turn = turn_of(c, e, kept);
+    const int32_t fits = esa_session_kept_fits(kept, e->plan),
+                  anchor = carries && is_anchor(s, kept, fits),
                   new_order = turn.adaptive &&
                               (carries
                                    ? anchor
                                    : !fits || esa_schedule_due(s->params.order_every, turn.order,
-                                                               turn.steps, rest->order_at)),
+                                                               turn.steps, kept->order_at)),
                   new_mask = carries ? anchor
                                      : !fits || new_order ||
                                            esa_schedule_due(s->params.refresh_every, turn.mask,
-                                                            turn.steps, rest->mask_at);
-    if (!new_mask) return reuse(c, e, rest, f);
+                                                            turn.steps, kept->mask_at);
+    if (!new_mask) return reuse(c, e, kept, f);
     if (carries) ESA_TRY(esa_session_carry_reserve(s, c->layer, e->plan));
     if (new_order) {
         turn.order_at = turn.order;
         ESA_TRY(reorder(c, e, f));
     } else if (turn.adaptive)
-        ESA_TRY(esa_session_rest_order(&s->chunks, rest, e->mask));
+        ESA_TRY(esa_session_kept_order(&s->chunks, kept, e->mask));
     ESA_TRY(choose(c, e, &turn, f));
-    ESA_TRY(esa_session_rest_store(&s->chunks, rest, e->plan, e->mask));
-    rest->mass = f->mass;
-    rest->asked = f->asked;
-    rest->mask_at = turn.mask;
-    rest->order_at = turn.order_at;
-    if (carries) make_diff(c, rest, f);
+    ESA_TRY(esa_session_kept_store(&s->chunks, kept, e->plan, e->mask));
+    kept->mass = f->mass;
+    kept->asked = f->asked;
+    kept->mask_at = turn.mask;
+    kept->order_at = turn.order_at;
+    if (carries) make_diff(c, kept, f);
     return ESA_OK;
 }
 
@@ -212,24 +212,24 @@ esa_status esa_session_held_cell(const esa_session_call *c, const esa_session_pl
                                  int64_t *cell, esa_session_sparse *f)
 {
     esa_session *s = c->s;
-    esa_session_rest *rest = rest_of(s, c->layer),
+    esa_session_kept *kept = kept_of(s, c->layer),
                      *donor = donor_of(c, e, s->params.masks->info.branches == 1);
-    count_step(s, rest);
+    count_step(s, kept);
     if (donor) {
         *cell = donor->cell;
         add_diff(c, donor, f);
         return ESA_OK;
     }
-    rest->own_step = s->step;
-    if (!is_anchor(s, rest, esa_session_rest_fits(rest, e->plan))) {
-        *cell = rest->cell;
-        add_diff(c, rest, f);
+    kept->own_step = s->step;
+    if (!is_anchor(s, kept, esa_session_kept_fits(kept, e->plan))) {
+        *cell = kept->cell;
+        add_diff(c, kept, f);
         return ESA_OK;
     }
     ESA_TRY(esa_session_carry_reserve(s, c->layer, e->plan));
-    ESA_TRY(esa_session_rest_note(&s->chunks, rest, e->plan));
-    rest->cell = *cell;
-    make_diff(c, rest, f);
+    ESA_TRY(esa_session_kept_note(&s->chunks, kept, e->plan));
+    kept->cell = *cell;
+    make_diff(c, kept, f);
     return ESA_OK;
 }
 

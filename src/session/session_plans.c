@@ -49,7 +49,8 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     const esa_plan *p = e->plan;
     const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
     const int32_t record = s->params.mode == ESA_SESSION_RECORD;
-    const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
+    const int32_t entropy = !cached && esa_selector_of(s->params.select.selector)->records ==
+                                           ESA_RECORDS_IMPORTANCE;
     const int32_t levels = record ? esa_run_levels(&s->recorder.info) : 1;
     const int32_t fine = cached ? s->params.masks->info.fine : -1;
     if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B, fine));

@@ -23,23 +23,24 @@ esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p)
                         (long long)cells);
     s->params.probe = NULL;
     if (!s->carry.anchor_count) return ESA_OK;
-    s->probe.rests = (int64_t)p->branches * p->layers * p->probe_count;
-    s->probe.rest = esa_mem_zalloc(&s->ctx->mem, s->probe.rests * (int64_t)sizeof *s->probe.rest);
-    if (s->probe.rest) return ESA_OK;
+    s->probe.kept_count = (int64_t)p->branches * p->layers * p->probe_count;
+    s->probe.kept = esa_mem_zalloc(&s->ctx->mem,
+                                   s->probe.kept_count * (int64_t)sizeof *s->probe.kept);
+    if (s->probe.kept) return ESA_OK;
     return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the masks of %lld cells",
                     (long long)cells);
 }
 
 void esa_session_probe_forget(esa_session *s)
 {
-    for (int64_t i = 0; s->probe.rest && i < s->probe.rests; i++)
-        esa_session_rest_forget(&s->probe.rest[i]);
+    for (int64_t i = 0; s->probe.kept && i < s->probe.kept_count; i++)
+        esa_session_kept_forget(&s->probe.kept[i]);
 }
 
-static void drop_diff(esa_session *s, esa_session_rest *rest)
+static void drop_diff(esa_session *s, esa_session_kept *kept)
 {
-    if (rest->diff.memory) rest->backend->release(s->ctx, rest->diff.memory, rest->diff.bytes);
-    rest->diff = (esa_session_diff){ 0 };
+    if (kept->diff.memory) kept->backend->release(s->ctx, kept->diff.memory, kept->diff.bytes);
+    kept->diff = (esa_session_diff){ 0 };
 }
 
 void esa_session_probe_free(esa_session *s)
@@ -47,12 +48,12 @@ void esa_session_probe_free(esa_session *s)
     esa_mem_free(&s->ctx->mem, s->probe.sum, s->probe.bytes);
     esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
     if (s->probe.backend) s->probe.backend->release(s->ctx, s->probe.device, s->probe.device_bytes);
-    for (int64_t i = 0; s->probe.rest && i < s->probe.rests; i++) {
-        drop_diff(s, &s->probe.rest[i]);
-        esa_session_rest_free(&s->chunks, &s->probe.rest[i]);
+    for (int64_t i = 0; s->probe.kept && i < s->probe.kept_count; i++) {
+        drop_diff(s, &s->probe.kept[i]);
+        esa_session_kept_free(&s->chunks, &s->probe.kept[i]);
     }
-    esa_mem_free(&s->ctx->mem, s->probe.rest, s->probe.rests * (int64_t)sizeof *s->probe.rest);
-    s->probe.rest = NULL;
+    esa_mem_free(&s->ctx->mem, s->probe.kept, s->probe.kept_count * (int64_t)sizeof *s->probe.kept);
+    s->probe.kept = NULL;
     s->probe.sum = NULL;
     s->probe.o = s->probe.device = NULL;
     s->probe.backend = NULL;
@@ -173,40 +174,40 @@ static esa_status choose(const esa_session_call *c, const esa_session_plan *e, i
 
 /* Carry: what density k keeps for this call, in a branch that made it at this step, or else in that
  * of the call itself. */
-static esa_session_rest *rest_of(const esa_session_call *c, const esa_session_plan *e, int32_t k)
+static esa_session_kept *kept_of(const esa_session_call *c, const esa_session_plan *e, int32_t k)
 {
     const esa_session *s = c->s;
-    esa_session_rest *rest = NULL;
+    esa_session_kept *kept = NULL;
     for (int32_t b = s->params.share_branches ? 0 : s->branch; b <= s->branch; b++) {
-        rest = &s->probe.rest[((int64_t)b * s->params.layers + c->layer) * s->probe.points + k];
-        if (rest->own_step == s->step && esa_session_rest_fits(rest, e->plan)) break;
+        kept = &s->probe.kept[((int64_t)b * s->params.layers + c->layer) * s->probe.points + k];
+        if (kept->own_step == s->step && esa_session_kept_fits(kept, e->plan)) break;
     }
-    return rest;
+    return kept;
 }
 
 /* Makes mask, order and difference of a density. The order is made once for all densities. */
 static esa_status anchor(const esa_session_call *c, const esa_session_plan *e, int32_t k,
-                         esa_session_rest *rest)
+                         esa_session_kept *kept)
 {
     esa_session *s = c->s;
     const esa_plan *p = e->plan;
     const int64_t bytes = esa_session_diff_bytes(&s->params, &p->shapes);
     if (is_adaptive(p) && k == 0) ESA_TRY(esa_plan_reorder(p, e->mask, c->t->q, c->t->k, NULL));
     ESA_TRY(choose(c, e, k));
-    ESA_TRY(esa_session_rest_store(&s->chunks, rest, p, e->mask));
-    if (rest->diff.bytes != bytes) {
-        drop_diff(s, rest);
-        ESA_TRY(p->backend->alloc(s->ctx, &rest->diff.memory, bytes));
-        rest->diff.bytes = bytes;
+    ESA_TRY(esa_session_kept_store(&s->chunks, kept, p, e->mask));
+    if (kept->diff.bytes != bytes) {
+        drop_diff(s, kept);
+        ESA_TRY(p->backend->alloc(s->ctx, &kept->diff.memory, bytes));
+        kept->diff.bytes = bytes;
     }
-    rest->diff.shapes = p->shapes;
-    const esa_carry carry = esa_session_diff_view(s, &rest->diff);
+    kept->diff.shapes = p->shapes;
+    const esa_carry carry = esa_session_diff_view(s, &kept->diff);
     esa_qkvo t = *c->t;
     t.carry = &carry;
     t.use = ESA_CARRY_MAKE;
     ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, 16, NULL));
-    rest->diff.made = 1;
-    rest->made_step = s->step;
+    kept->diff.made = 1;
+    kept->made_step = s->step;
     return ESA_OK;
 }
 
@@ -216,15 +217,15 @@ static esa_status carry_one(const esa_session_call *c, const esa_session_plan *e
                             esa_qkvo t, int32_t *dense)
 {
     esa_session *s = c->s;
-    esa_session_rest *rest = rest_of(c, e, k);
-    const int32_t due = esa_session_anchor_due(s, s->step, rest->made_step);
-    rest->own_step = s->step;
-    *dense = due || !rest->diff.made || !esa_session_rest_fits(rest, e->plan);
-    if (*dense) return anchor(c, e, k, rest);
-    const esa_carry carry = esa_session_diff_view(s, &rest->diff);
+    esa_session_kept *kept = kept_of(c, e, k);
+    const int32_t due = esa_session_anchor_due(s, s->step, kept->made_step);
+    kept->own_step = s->step;
+    *dense = due || !kept->diff.made || !esa_session_kept_fits(kept, e->plan);
+    if (*dense) return anchor(c, e, k, kept);
+    const esa_carry carry = esa_session_diff_view(s, &kept->diff);
     t.carry = &carry;
     t.use = ESA_CARRY_ADD;
-    ESA_TRY(esa_session_rest_mask(&s->chunks, rest, e->mask));
+    ESA_TRY(esa_session_kept_mask(&s->chunks, kept, e->mask));
     return esa_plan_attend(e->plan, e->mask, &t, NULL, 16, NULL);
 }
 

@@ -124,12 +124,7 @@ static double mean_of(const esa_plan *p)
 
 /* Share of dense attention that the means of a tail take for skipped blocks, where the budget of
  * the selector counts blocks only. Solved densities include it. */
-static double means_of(const esa_plan *p)
-{
-    const int32_t counted = p->select.selector == ESA_SELECT_ERROR &&
-                            p->select.tail == ESA_TAIL_LEVELS;
-    return counted ? 0 : mean_of(p);
-}
+static double means_of(const esa_plan *p) { return esa_select_fine(&p->select) ? 0 : mean_of(p); }
 
 static double floor_work(const esa_plan *p)
 {

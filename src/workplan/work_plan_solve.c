@@ -6,7 +6,7 @@
 #include <string.h>
 #include "base/status.h"
 #include "rules/anchors.h"
-#include "rules/plan.h"
+#include "rules/work_plan.h"
 #include "rules/schedule.h"
 
 esa_work_costs esa_work_costs_default(void)

@@ -248,7 +248,7 @@ def check_planted(tree):
                 errors.append(f"planted {text!r}: expected one error with {words!r}, found {found}")
         path.write_text(SOUND)
         errors += [f"a sound document was refused: {e}" for e in check_document(tree, path) if e]
-    if check_header("/* as src/rules/plan.h says */") != ["names a private file: src/rules/plan.h"]:
+    if check_header("/* as src/rules/work_plan.h says */") != ["names a private file: src/rules/work_plan.h"]:
         errors.append("planted: a public header that names a private file was not found")
     rooms = (tree.top / "CONTRIBUTING.md").read_text()
     for old, new, words in PLANTED_ROOMS:

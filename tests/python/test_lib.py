@@ -74,11 +74,17 @@ def test_enums_are_the_headers():
     """Every word of the package's tables has the number that the headers give it."""
     text = "".join((ROOT / "include" / "esa" / name).read_text() for name in ("esa.h", "esa_session.h"))
     numbers = dict(re.findall(r"\b(ESA_[A-Z0-9_]+) = (-?\d+)", text))
-    for table, prefix in ((structs.SELECTORS, "SELECT"), (structs.MODES, "MODE"), (structs.ORDERS, "ORDER"),
-                          (structs.TAILS, "TAIL"), (structs.SESSION_MODES, "SESSION"), (structs.CALL_KINDS, "CALL"),
-                          (structs.STEP_MAPS, "STEP_MAP"), (structs.IMPORTANCES, "IMPORTANCE")):
+    for table, prefix in ((structs.SELECTORS, "SELECT"), (structs.TRAITS, "TRAIT"), (structs.MODES, "MODE"),
+                          (structs.ORDERS, "ORDER"), (structs.TAILS, "TAIL"), (structs.SESSION_MODES, "SESSION"),
+                          (structs.CALL_KINDS, "CALL"), (structs.STEP_MAPS, "STEP_MAP"),
+                          (structs.IMPORTANCES, "IMPORTANCE")):
         for word, number in table.items():
             assert int(numbers[f"ESA_{prefix}_{word.upper().replace('-', '_')}"]) == number
+    c = library.load().c
+    names = [c.esa_selector_name(i) for i in range(-1, len(structs.SELECTORS) + 1)]
+    assert names == [None, *(word.encode() for word in structs.SELECTORS), None]
+    assert c.esa_selector_traits(-1) == c.esa_selector_traits(len(structs.SELECTORS)) == 0
+    assert c.esa_selector_traits(structs.SELECTORS["error"]) & structs.TRAITS["reads_v"]
     assert int(numbers["ESA_DTYPE_BF16"]) == structs.BF16 and int(numbers["ESA_DEVICE_CUDA"]) == structs.CUDA
 
 

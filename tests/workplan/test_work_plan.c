@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "common/one_ctx.h"
 #include "esa/esa_work.h"
-#include "rules/plan.h"
+#include "rules/work_plan.h"
 
 enum { L = 3, T = 4, K = 5, CELLS = L * T };
 static const double sigmas[T] = { 1.0, 0.75, 0.5, 0.25 };

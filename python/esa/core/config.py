@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -15,8 +16,6 @@ from .library import load
 SELECTORS = ("error", "entropy", "rf_v2", "ada_bsa", "random", "full", "dense")
 KERNELS = ("auto", "fa4")
 _ALIASES = {"rf_v3": "rf_v2"}           # MindIE-SD's rf_v3 has rf_v2's mask rule
-
-
 
 
 def recommended(mode: str, selector: str) -> T.SessionParams:
@@ -32,9 +31,13 @@ def protects_first_frame(mode: str, selector: str, given: bool = False) -> bool:
     return bool(load().c.esa_protects_first_frame(recommended(mode, selector).select.selector, int(given)))
 
 
+@functools.cache
+def has_trait(selector: str, trait: str) -> bool:
+    """What the library's row of a selector says; "dense" is none and has no trait."""
+    return bool(load().c.esa_selector_traits(T.SELECTORS.get(selector, -1)) & T.TRAITS[trait])
+
+
 _DEFAULT = recommended("online", "entropy")
-# Fields whose default the selector decides.
-_BY_SELECTOR = ("tail", "warmup_frac", "dense_first_layer", "refresh_every", "order_every", "share_branches", "carry")
 # Fields that make the default of carry "off": they say when masks and orders are made, which carry decides otherwise.
 _SCHEDULES = ("refresh_every", "order_every")
 
@@ -160,7 +163,7 @@ class EsaConfig:
     order: str | None = None
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
-    tail: str = None  # type: ignore[assignment]  # this and the others of _BY_SELECTOR: __post_init__ sets them
+    tail: str = None  # type: ignore[assignment]  # this and the others of _defaults: __post_init__ sets them
     exact_rows: int | None = None
     precision: int = 16
     steps16_first: int = 0
@@ -237,15 +240,16 @@ class EsaConfig:
                 raise ValueError(f"{message}, not {self.window!r}")
         if self.groups is not None:
             put(self, "groups", T.groups(self.groups))
-            if self.selector != "error" or self.masks is not None:
+            if not has_trait(self.selector, "weighs_tail") or self.masks is not None:
                 raise ValueError("groups is for scores of selector 'error', not for "
                                  + (repr(self.selector) if self.masks is None else "masks of a file"))
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
-        if self.masks is None and self.order == "adaptive" and self.selector != "error":
+        if self.masks is None and self.order == "adaptive" and not has_trait(self.selector, "adaptive"):
             raise ValueError(f"order 'adaptive' is for selector 'error', not for {self.selector!r}")
-        if self.masks is None and self.tail == "centroid" and self.selector == "error":
-            raise ValueError("selector 'error' takes tail 'none', 'pooled' or 'levels', not 'centroid'")
+        if self.masks is None and self.tail == "centroid" and self.selector in T.SELECTORS and not has_trait(
+                self.selector, "centroid"):
+            raise ValueError(f"selector {self.selector!r} takes tail 'none', 'pooled' or 'levels', not 'centroid'")
         for name in ("refresh_every", "order_every"):
             T.schedule(getattr(self, name), name)
         for name, least in (("samples", 1), ("min_tokens", 0)):
@@ -348,7 +352,7 @@ class EsaConfig:
     def _unsaid(self) -> bool:
         """Nothing says how much, and the selector takes a work."""
         said = (self.work, self.quality, self.preset, self.budget, self.sparsity, self.masks)
-        return self.selector == "error" and all(x is None for x in said)
+        return has_trait(self.selector, "spends") and all(x is None for x in said)
 
     @property
     def spends_work(self) -> bool:

@@ -13,6 +13,8 @@ _p, _i32, _i64, _f64, _s = C.c_void_p, C.c_int32, C.c_int64, C.c_double, C.c_cha
 _STATUS = C.c_int32
 
 LIBESA: dict[str, tuple[Any, list[Any]]] = {
+    "esa_selector_name": (_s, [_i32]),
+    "esa_selector_traits": (_i32, [_i32]),
     "esa_version": (_s, []),
     "esa_api_version": (_i32, []),
     "esa_build_id": (_s, []),

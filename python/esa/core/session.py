@@ -13,7 +13,7 @@ from typing import Any
 from . import structs as T
 from . import tensor as X
 from .carry import SPARE, CarryMemory
-from .config import EsaConfig, recommended
+from .config import EsaConfig, has_trait, recommended
 from .context import Context, shared_context, usable
 from .layout import Layout
 from .library import EsaError
@@ -365,17 +365,14 @@ def _gpu_of(device: Any) -> int | None:
 def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = None, causal: bool = False,
                   recording: bool = False) -> T.SelectParams:
     """The selector's settings as the library's struct."""
-    selector = config.selector
-    if selector == "dense" or (recording and selector != "error"):
-        selector = "entropy"
-    p = shared_context().lib.c.esa_select_params_default(T.SELECTORS[selector])
+    best = recommended("record" if recording else "online", config.selector).select
+    p = shared_context().lib.c.esa_select_params_default(best.selector)
     p.mode = T.MODES[config.mode]
     p.block_q, p.block_k = config.blocks
     p.samples, p.budget, p.cdf_threshold, p.scale = config.samples, config.density, config.cdf_threshold, scale or 0.0
     p.keep_sink, p.keep_recent, p.causal = int(config.keep_sink), int(config.keep_recent), int(causal)
     p.layout = layout.struct()
-    if selector == "error":
+    if has_trait(T.word(T.SELECTORS, best.selector), "weighs_tail"):
         p.tail = T.TAILS[config.tail]
-        best = recommended("record" if recording else "online", selector).select
         p.group_q, p.group_k = config.groups or (best.group_q, best.group_k)
     return p

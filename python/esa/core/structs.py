@@ -16,6 +16,8 @@ F32, F16, BF16 = range(3)
 CPU, CUDA = range(2)
 DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16}
 SELECTORS = {"full": 0, "entropy": 1, "rf_v2": 2, "ada_bsa": 3, "random": 4, "error": 5}
+TRAITS = {"reads_v": 1, "blind": 2, "weighs_tail": 4, "adaptive": 8, "centroid": 16, "causal": 32, "compat": 64,
+          "spends": 128}
 MODES = {"fixed": 0, "compat": 1, "compat-round": 2}
 ORDERS = {"raster": 0, "tile": 1, "tile3d": 2, "hilbert": 3, "adaptive": 4}
 ORDER_DEFAULT = -1

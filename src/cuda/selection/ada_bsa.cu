@@ -53,8 +53,7 @@ void ada_bsa_carve(carve &c, const esa_cuda_device *, const esa_select_args *a)
 }
 
 esa_status ada_bsa_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                       const int32_t *quota, const esa_cuda_mask *mask, carve c,
-                       cudaStream_t stream)
+                       int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
 {
     const bool plain = !ada_mma_takes(a), fixed = a->params.mode == ESA_MODE_FIXED,
                rounded = a->params.mode == ESA_MODE_COMPAT_ROUND;

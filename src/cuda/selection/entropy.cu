@@ -86,7 +86,11 @@ esa_status score_launch(esa_cuda_device *dev, const esa_select_args *a, const sc
 
 } // namespace
 
-void entropy_carve(carve &c, const esa_cuda_device *, const esa_select_args *a) { place(c, a); }
+void entropy_carve(carve &c, const esa_cuda_device *, const esa_select_args *a)
+{
+    c.take<float>(a->B * a->Hq * a->nq * a->nk);
+    place(c, a);
+}
 
 esa_status entropy_importance(esa_cuda_device *dev, const esa_select_args *a,
                               const select_rules &rules, float *out, carve c, cudaStream_t stream)

@@ -139,7 +139,7 @@ esa_status error_scores_run(esa_cuda_device *dev, const esa_select_args *a,
 }
 
 esa_status error_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                     const esa_cuda_mask *mask, carve c, cudaStream_t stream)
+                     int32_t *, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
 {
     const esa_status status = error_scores_run(dev, a, rules, nullptr, c, stream);
     if (status) return status;

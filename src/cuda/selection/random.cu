@@ -31,8 +31,11 @@ __global__ void __launch_bounds__(PICK_WARPS * 32) full_kernel(const __grid_cons
 
 } // namespace
 
+void random_carve(carve &, const esa_cuda_device *, const esa_select_args *) {}
+void full_carve(carve &, const esa_cuda_device *, const esa_select_args *) {}
+
 esa_status random_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                      const int32_t *quota, const esa_cuda_mask *mask, cudaStream_t stream)
+                      int32_t *quota, const esa_cuda_mask *mask, carve, cudaStream_t stream)
 {
     const pick_job job = { nullptr, quota, 0, a->B * a->Hq * a->nq, false };
     pick_with<random_values, false>(pick_args_of(a, rules, job, mask),
@@ -41,7 +44,7 @@ esa_status random_run(esa_cuda_device *dev, const esa_select_args *a, const sele
 }
 
 esa_status full_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                    const esa_cuda_mask *mask, cudaStream_t stream)
+                    int32_t *, const esa_cuda_mask *mask, carve, cudaStream_t stream)
 {
     const pick_job job = { nullptr, nullptr, 0, a->B * a->Hq * a->nq, false };
     full_kernel<<<(unsigned)ceil_div<int64_t>(job.rows, PICK_WARPS), PICK_WARPS * 32, 0, stream>>>(

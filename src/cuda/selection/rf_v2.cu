@@ -118,7 +118,7 @@ esa_status means(esa_cuda_device *dev, const esa_select_args *a, const select_ru
 void rf_v2_carve(carve &c, const esa_cuda_device *, const esa_select_args *a) { lay_out(c, a); }
 
 esa_status rf_v2_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                     const int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
+                     int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
 {
     const rf_parts p = lay_out(c, a);
     // compat-round scales the rounded product.

@@ -92,7 +92,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (!quota) return;
     wish = block_sum(wish, shared);
     spread_rows(quota + b * a.nq, visible, least, a.nq,
-                a.params.selector == ESA_SELECT_ADA_BSA ? esa_ada_total(&a.params, seen) : wish,
+                esa_selector_has(a.params.selector, ESA_ROW_ONE_TOTAL)
+                    ? esa_ada_total(&a.params, seen)
+                    : wish,
                 shared);
 }
 

@@ -103,10 +103,9 @@ esa_status ada_compat_launch(esa_cuda_device *dev, const esa_select_args *a,
                              int64_t rows, const compat_scratch &scratch, const esa_cuda_mask *mask,
                              cudaStream_t stream);
 
-// The entropy selector (entropy.cu and its neighbours). entropy_carve takes scratch for both
-// functions below. They get the carve as it was before that, by value: both lay out their parts
-// from the same place, so the second may use what the first left there.
-void entropy_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
+// The entropy selector (entropy.cu and its neighbours). entropy_carve takes the importance and
+// scratch for both functions below. They get the carve as it was after the importance, by value:
+// both lay out their parts from the same place, so the second may use what the first left there.
 // out f32[B][Hq][nq][nk]: importance, 0 from `existing` on. The rules were filled before on the
 // same stream.
 esa_status entropy_importance(esa_cuda_device *dev, const esa_select_args *a,
@@ -118,25 +117,19 @@ esa_status entropy_budgets(esa_cuda_device *dev, const esa_select_args *a,
                            const select_rules &rules, const float *importance, double *entropy,
                            int32_t *quota, carve c, cudaStream_t stream);
 
-// One file per selector. Each takes its own scratch and fills mask. The rules were filled before.
-void rf_v2_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
-esa_status rf_v2_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                     const int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream);
-void ada_bsa_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
-esa_status ada_bsa_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                       const int32_t *quota, const esa_cuda_mask *mask, carve c,
-                       cudaStream_t stream);
-// The error selector (error.cu and its neighbours). error_scores_run: the scores alone, out
-// f32[levels][B][Hq][nq][nk] with 0 from `existing` on; null: into the scratch, for error_run.
-void error_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
+// Two functions per row of rules/selectors.h: the first takes scratch, the second fills mask. The
+// rules were filled before, and quota where a selector spreads its budget over rows.
+#define SELECTOR(ID, id, ...)                                                                      \
+    void id##_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);               \
+    esa_status id##_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules, \
+                        int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream);
+ESA_SELECTORS(SELECTOR)
+#undef SELECTOR
+
+// The scores alone of the error selector, out f32[levels][B][Hq][nq][nk] with 0 from `existing` on;
+// null: into the scratch, for error_run.
 esa_status error_scores_run(esa_cuda_device *dev, const esa_select_args *a,
                             const select_rules &rules, float *out, carve c, cudaStream_t stream);
-esa_status error_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                     const esa_cuda_mask *mask, carve c, cudaStream_t stream);
-esa_status random_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                      const int32_t *quota, const esa_cuda_mask *mask, cudaStream_t stream);
-esa_status full_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
-                    const esa_cuda_mask *mask, cudaStream_t stream);
 
 #ifdef __CUDACC__
 // Sum of v over the threads of a thread block, returned to all of them. shared: 32 words for this

@@ -1,4 +1,4 @@
-/* plan.h - how attention work is spread over the cells (layer, step) of a run.
+/* work_plan.h - how attention work is spread over the cells (layer, step) of a run.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A cell may run at any density. Its curve says what the result loses there: points (density,
@@ -15,8 +15,8 @@
  * dense end is sparse with the density that its cost pays for.
  *
  * Pure functions; the same inputs give the same bits. */
-#ifndef ESA_RULES_PLAN_H
-#define ESA_RULES_PLAN_H
+#ifndef ESA_RULES_WORK_PLAN_H
+#define ESA_RULES_WORK_PLAN_H
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* session_rest.c - mask bits that a session keeps on the device between calls.
+/* session_kept.c - mask bits that a session keeps on the device between calls.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "session/session_rest.h"
+#include "session/session_kept.h"
 
 #include <string.h>
 #include "session/session.h"
@@ -74,85 +74,85 @@ esa_status esa_session_chunks_cell(esa_session_chunks *c, const esa_backend *bac
 
 /* ---------------------------------------------------------------- masks between refreshes */
 
-static void drop_memory(esa_session_chunks *c, esa_session_rest *rest)
+static void drop_memory(esa_session_chunks *c, esa_session_kept *kept)
 {
-    if (!rest->bits) return;
-    rest->backend->release(c->ctx, rest->bits, rest->bytes);
-    if (!rest->backend->host_memory) c->bytes -= rest->bytes;
-    rest->bits = rest->fine = NULL;
-    rest->facts = NULL;
-    rest->perm_q = rest->perm_k = NULL;
-    rest->bytes = 0;
+    if (!kept->bits) return;
+    kept->backend->release(c->ctx, kept->bits, kept->bytes);
+    if (!kept->backend->host_memory) c->bytes -= kept->bytes;
+    kept->bits = kept->fine = NULL;
+    kept->facts = NULL;
+    kept->perm_q = kept->perm_k = NULL;
+    kept->bytes = 0;
 }
 
-void esa_session_rest_free(esa_session_chunks *c, esa_session_rest *rest)
+void esa_session_kept_free(esa_session_chunks *c, esa_session_kept *kept)
 {
-    drop_memory(c, rest);
-    esa_mem_free(&c->ctx->mem, rest->kv_len, rest->kv_bytes);
-    rest->kv_len = NULL;
-    rest->kv_bytes = 0;
+    drop_memory(c, kept);
+    esa_mem_free(&c->ctx->mem, kept->kv_len, kept->kv_bytes);
+    kept->kv_len = NULL;
+    kept->kv_bytes = 0;
 }
 
-void esa_session_rest_forget(esa_session_rest *rest)
+void esa_session_kept_forget(esa_session_kept *kept)
 {
-    rest->made = rest->ordered = rest->diff.made = 0;
-    rest->sparse_steps = 0;
-    rest->last_step = rest->own_step = rest->made_step = -1;
+    kept->made = kept->ordered = kept->diff.made = 0;
+    kept->sparse_steps = 0;
+    kept->last_step = kept->own_step = kept->made_step = -1;
 }
 
 /* Compares lengths by value where the host can read them, because the caller may write new ones
  * into the same array, or the same ones into another. */
-int32_t esa_session_rest_fits(const esa_session_rest *rest, const esa_plan *plan)
+int32_t esa_session_kept_fits(const esa_session_kept *kept, const esa_plan *plan)
 {
     const int32_t *kv_len = plan->select.kv_len;
-    if (!rest->made || !esa_session_same_shapes(&rest->shapes, &plan->shapes)) return 0;
-    if (!plan->backend->host_memory) return rest->kv_address == kv_len;
-    if (!rest->kv_len != !kv_len) return 0;
-    return !kv_len || memcmp(rest->kv_len, kv_len, 4 * (size_t)plan->shapes.B) == 0;
+    if (!kept->made || !esa_session_same_shapes(&kept->shapes, &plan->shapes)) return 0;
+    if (!plan->backend->host_memory) return kept->kv_address == kv_len;
+    if (!kept->kv_len != !kv_len) return 0;
+    return !kv_len || memcmp(kept->kv_len, kv_len, 4 * (size_t)plan->shapes.B) == 0;
 }
 
-/* Places the parts of a rest in base, or only counts their bytes. */
-static int64_t place(esa_session_rest *rest, void *base, const esa_mask *m)
+/* Places the parts of a kept mask in base, or only counts their bytes. */
+static int64_t place(esa_session_kept *kept, void *base, const esa_mask *m)
 {
     esa_carve carve = { base, 0 };
     const int64_t plane = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8);
-    rest->bits = esa_carve_take(&carve, plane);
-    rest->fine = m->fine ? esa_carve_take(&carve, plane) : NULL;
-    rest->facts = esa_carve_take(&carve, ESA_FACTS * 8);
-    rest->perm_q = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 0)) : NULL;
-    rest->perm_k = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 1)) : NULL;
+    kept->bits = esa_carve_take(&carve, plane);
+    kept->fine = m->fine ? esa_carve_take(&carve, plane) : NULL;
+    kept->facts = esa_carve_take(&carve, ESA_FACTS * 8);
+    kept->perm_q = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 0)) : NULL;
+    kept->perm_k = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 1)) : NULL;
     return carve.used;
 }
 
-static esa_status reserve_memory(esa_session_chunks *c, esa_session_rest *rest,
+static esa_status reserve_memory(esa_session_chunks *c, esa_session_kept *kept,
                                  const esa_backend *backend, const esa_mask *m)
 {
-    esa_session_rest sizes;
+    esa_session_kept sizes;
     const int64_t bytes = place(&sizes, NULL, m);
-    if (rest->bits && rest->bytes == bytes && rest->backend == backend) {
-        place(rest, rest->bits, m); /* equal sizes may be parts of other sizes */
+    if (kept->bits && kept->bytes == bytes && kept->backend == backend) {
+        place(kept, kept->bits, m); /* equal sizes may be parts of other sizes */
         return ESA_OK;
     }
     void *made;
     ESA_TRY(backend->alloc(c->ctx, &made, bytes));
-    drop_memory(c, rest);
-    rest->backend = backend;
-    rest->bytes = bytes;
-    place(rest, made, m);
-    if (!backend->host_memory) c->bytes += rest->bytes;
+    drop_memory(c, kept);
+    kept->backend = backend;
+    kept->bytes = bytes;
+    place(kept, made, m);
+    if (!backend->host_memory) c->bytes += kept->bytes;
     return ESA_OK;
 }
 
-static esa_status reserve_lengths(esa_session_chunks *c, esa_session_rest *rest, int64_t bytes)
+static esa_status reserve_lengths(esa_session_chunks *c, esa_session_kept *kept, int64_t bytes)
 {
-    if (rest->kv_bytes == bytes) return ESA_OK;
+    if (kept->kv_bytes == bytes) return ESA_OK;
     int32_t *kv_len = bytes ? esa_mem_alloc(&c->ctx->mem, bytes) : NULL;
     if (bytes && !kv_len)
         return esa_fail(c->ctx, ESA_ERR_MEMORY,
                         "out of memory for a mask that is kept between steps");
-    esa_mem_free(&c->ctx->mem, rest->kv_len, rest->kv_bytes);
-    rest->kv_len = kv_len;
-    rest->kv_bytes = bytes;
+    esa_mem_free(&c->ctx->mem, kept->kv_len, kept->kv_bytes);
+    kept->kv_len = kv_len;
+    kept->kv_bytes = bytes;
     return ESA_OK;
 }
 
@@ -164,48 +164,48 @@ static esa_status copy_order(esa_session_chunks *c, const esa_backend *backend, 
     return backend->copy(c->ctx, perm_k, from_k, esa_mask_order_bytes(like, 1));
 }
 
-esa_status esa_session_rest_note(esa_session_chunks *c, esa_session_rest *rest,
+esa_status esa_session_kept_note(esa_session_chunks *c, esa_session_kept *kept,
                                  const esa_plan *plan)
 {
     const int32_t *kv_len = plan->select.kv_len;
-    rest->made = rest->diff.made = 0;
+    kept->made = kept->diff.made = 0;
     ESA_TRY(
-        reserve_lengths(c, rest, kv_len && plan->backend->host_memory ? 4 * plan->shapes.B : 0));
-    if (rest->kv_len) memcpy(rest->kv_len, kv_len, (size_t)rest->kv_bytes);
-    rest->kv_address = kv_len;
-    rest->shapes = plan->shapes;
-    rest->made = 1;
+        reserve_lengths(c, kept, kv_len && plan->backend->host_memory ? 4 * plan->shapes.B : 0));
+    if (kept->kv_len) memcpy(kept->kv_len, kv_len, (size_t)kept->kv_bytes);
+    kept->kv_address = kv_len;
+    kept->shapes = plan->shapes;
+    kept->made = 1;
     return ESA_OK;
 }
 
-esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
+esa_status esa_session_kept_store(esa_session_chunks *c, esa_session_kept *kept,
                                   const esa_plan *plan, const esa_mask *mask)
 {
     const esa_backend *backend = plan->backend;
-    rest->made = rest->ordered = rest->diff.made = 0;
-    ESA_TRY(reserve_memory(c, rest, backend, mask));
-    ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits, rest->fine));
-    ESA_TRY(backend->copy(c->ctx, rest->facts, mask->facts, ESA_FACTS * 8));
+    kept->made = kept->ordered = kept->diff.made = 0;
+    ESA_TRY(reserve_memory(c, kept, backend, mask));
+    ESA_TRY(backend->mask_get_bits(c->ctx, mask, kept->bits, kept->fine));
+    ESA_TRY(backend->copy(c->ctx, kept->facts, mask->facts, ESA_FACTS * 8));
     if (mask->ordered)
         ESA_TRY(
-            copy_order(c, backend, rest->perm_q, rest->perm_k, mask->perm_q, mask->perm_k, mask));
-    rest->ordered = mask->ordered;
-    return esa_session_rest_note(c, rest, plan);
+            copy_order(c, backend, kept->perm_q, kept->perm_k, mask->perm_q, mask->perm_k, mask));
+    kept->ordered = mask->ordered;
+    return esa_session_kept_note(c, kept, plan);
 }
 
-esa_status esa_session_rest_order(esa_session_chunks *c, const esa_session_rest *rest,
+esa_status esa_session_kept_order(esa_session_chunks *c, const esa_session_kept *kept,
                                   esa_mask *mask)
 {
     mask->ordered = 0;
     ESA_TRY(
-        copy_order(c, rest->backend, mask->perm_q, mask->perm_k, rest->perm_q, rest->perm_k, mask));
+        copy_order(c, kept->backend, mask->perm_q, mask->perm_k, kept->perm_q, kept->perm_k, mask));
     mask->ordered = 1;
     return ESA_OK;
 }
 
-esa_status esa_session_rest_mask(esa_session_chunks *c, const esa_session_rest *rest,
+esa_status esa_session_kept_mask(esa_session_chunks *c, const esa_session_kept *kept,
                                  esa_mask *mask)
 {
-    if (rest->ordered) ESA_TRY(esa_session_rest_order(c, rest, mask));
-    return rest->backend->mask_set_bits(c->ctx, mask, rest->bits, rest->fine);
+    if (kept->ordered) ESA_TRY(esa_session_kept_order(c, kept, mask));
+    return kept->backend->mask_set_bits(c->ctx, mask, kept->bits, kept->fine);
 }
