@@ -30,7 +30,7 @@ esa.show = function (x, digits, unit) { return esa.known(x) ? x.toFixed(digits) 
 esa.seconds = function (x) { return !esa.known(x) ? "–" : x >= 100 ? x.toFixed(0) + " s" : x >= 10 ? x.toFixed(1) + " s" : x >= 1 ? x.toFixed(2) + " s" : (1000 * x).toFixed(x >= 0.1 ? 0 : 1) + " ms"; };
 /* Keeps a video beside another that plays and stands at time: it runs a little faster or slower, and jumps when it is more than a frame
  * and a half away. */
-esa.follow = function (video, time, fps, rate) {
+esa.beside = function (video, time, fps, rate) {
   var off = (video.currentTime - time) * fps;
   if (Math.abs(off) > 1.5 && !video.seeking) video.currentTime = time;
   else video.playbackRate = rate * (off > 0.25 ? 0.94 : off < -0.25 ? 1.06 : 1);

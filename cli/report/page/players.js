@@ -102,7 +102,7 @@ esa.players = (function () {
     } else {
       state.frame = frame;
       videos.slice(1).forEach(function (p) {
-        esa.follow(p.video, time, p.fps, state.rate);
+        esa.beside(p.video, time, p.fps, state.rate);
       });
       each(function (p) { if (!p.video) show_picture(p, frame); });
       tell();

@@ -120,7 +120,7 @@ esa.job = (function () {
     return v;
   }
   function stage_words(e) {
-    if (e.stage === "denoise") return "Step " + Math.min(e.steps, (e.step || 0)) + " of " + e.steps;
+    if (e.stage === "denoise") return (e.variant === "dense" ? "Dense video, step " : "Step ") + (e.step || 0) + " of " + e.steps;
     if (e.stage === "load") return "Loading the model";
     if (e.stage === "text") return "Reading the prompt";
     if (e.stage === "decode") return "Decoding the frames";

@@ -108,7 +108,7 @@ esa.player = (function () {
         videos.forEach(start);
       } else {
         frame = Math.min(frames - 1, Math.floor(time * fps + 1e-3));
-        if (dense) esa.follow(dense, time, fps, rate);
+        if (dense) esa.beside(dense, time, fps, rate);
         tell();
       }
       requestAnimationFrame(tick);
