@@ -16,8 +16,23 @@
     if (running) esa.job.show(running);
     else if (wanted) history.replaceState(null, "", "/");
   }
+  /* A second video of this tab waits under the first; another person's video makes room at once. */
+  const own = (function () {
+    const name = "esa-serve-own";
+    let ids = [];
+    try { ids = JSON.parse(sessionStorage.getItem(name) || "[]"); } catch (e) { /* no storage: known as long as the page lives */ }
+    return {
+      has: function (id) { return ids.indexOf(id) >= 0; },
+      add: function (id) {
+        ids = ids.concat(id).slice(-100);
+        try { sessionStorage.setItem(name, JSON.stringify(ids)); } catch (e) { /* as above */ }
+      }
+    };
+  })();
   esa.on.created.push(function (job) {
-    if (esa.job.busy()) esa.say("Added to the queue. " + esa.job.label(job));
+    const keep = esa.job.busy() && own.has(esa.job.current().id);
+    own.add(job.id);
+    if (keep) esa.say("Added to the queue. " + esa.job.label(job));
     else {
       esa.job.show(job);
       const box = esa.byId("now").getBoundingClientRect();
