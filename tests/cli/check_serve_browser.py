@@ -356,9 +356,11 @@ class Use(Page):
         for i in range(max(2, 13 - have)):
             status, job = self.server.call("POST", "/v1/videos", {
                 "prompt": f"{STAR} {i}", "size": "64x64", "num_frames": 5, "num_inference_steps": 1, "seed": 40 + i,
-                "guidance_scale": 1, "esa": {"work": 0.75}})
+                "guidance_scale": 1, "esa": {"carry": "off"}})
             self.assertEqual(status, 200, job)
-            made.append(self.server.finished(job["id"])["id"])
+            job = self.server.finished(job["id"])
+            self.assertEqual(job["status"], "completed", job)
+            made.append(job["id"])
         page = self.open()
         wait(page, "document.querySelectorAll('#cards li').length === 12")
         page.focus("#history-more")
@@ -371,9 +373,12 @@ class Use(Page):
         self.assertEqual(page.evaluate("location.hash.slice(1)"), made[-1])
         wait(page, "document.querySelector('#cards .thumb > *')")
         page.click("text=Use these settings again")
-        self.assertEqual([page.input_value("#" + name) for name in ("prompt", "steps", "seed", "guidance", "option-work")],
-                         [f"{STAR} {len(made) - 1}", "1", str(39 + len(made)), "1", "0.75"])
+        self.assertEqual([page.input_value("#" + name) for name in ("prompt", "steps", "seed", "guidance", "option-carry")],
+                         [f"{STAR} {len(made) - 1}", "1", str(39 + len(made)), "1", "off"])
         self.assertEqual((page.input_value("#width"), page.inner_text("#frames-hint")), ("64", "5 frames"))
+        self.assertNotIn("Not used", page.inner_text("#preset-hint"))
+        page.evaluate("document.getElementById('advanced').open = true")
+        page.fill("#option-work", "0.5")                # says the same thing as a preset
         self.assertIn("Not used", page.inner_text("#preset-hint"))
         with page.expect_download() as download:
             page.click("#job >> text=Download")
@@ -440,7 +445,7 @@ class Use(Page):
 
 class Key(Page):
     """A server with a key: the page asks for it."""
-    KEY = "correct horse battery staple"
+    KEY = "correct-horse-battery-staple"
 
     @classmethod
     def options(cls):

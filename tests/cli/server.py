@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -37,8 +36,6 @@ class Server:
             raise AssertionError(f"the first line is {first!r}: {self.log()}")
         self.url = found[1]
         self.port = int(self.url.rsplit(":", 1)[1])
-        # the pipe must not fill up
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
 
     def __enter__(self):
         return self
@@ -47,7 +44,6 @@ class Server:
         self.stop()
 
     def log(self):
-        self.err.flush()
         with open(self.err.name, encoding="utf-8", errors="replace") as file:
             return file.read()
 
@@ -61,7 +57,8 @@ class Server:
             self.process.kill()
             self.process.wait()
             raise
-        self.err.close() if not self.err.closed else None
+        self.err.close()
+        self.process.stdout.close()
         return status
 
     def raw(self, method, path, body=None, headers=()):

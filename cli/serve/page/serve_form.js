@@ -220,7 +220,7 @@ esa.form = (function () {
     });
   }
   function refuse(message, param) {
-    let field = param ? field_of(param) : null;
+    let field = param ? field_of(param === "size" && !$("own-size").hidden ? "width" : param) : null;
     if (field && field.hidden && field.id === "own-size") field = field_of("size");
     if (!field || field.hidden) return form_error(message);
     for (let fold = field.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;

@@ -120,7 +120,7 @@ esa.job = (function () {
     return v;
   }
   function stage_words(e) {
-    if (e.stage === "denoise") return (e.variant === "dense" ? "Dense video, step " : "Step ") + (e.step || 0) + " of " + e.steps;
+    if (e.stage === "denoise") return (e.passes > 1 && e.pass === 0 ? "Dense video, step " : "Step ") + (e.step || 0) + " of " + e.steps;
     if (e.stage === "load") return "Loading the model";
     if (e.stage === "text") return "Reading the prompt";
     if (e.stage === "decode") return "Decoding the frames";
@@ -132,7 +132,7 @@ esa.job = (function () {
     if (waiting) parts.push(label(j)[0].toUpperCase() + label(j).slice(1));
     else {
       parts.push(stage_words(e));
-      if (left && left.at) {
+      if (left) {
         const now = Math.max(0, left.seconds - (performance.now() - left.at) / 1000);
         parts.push(now < 1 ? "almost done" : "about " + time(Math.round(now)) + " left");
       }
@@ -198,7 +198,8 @@ esa.job = (function () {
   function update(newer) {
     const before = job;
     job = newer;
-    if (esa.known((job.esa || {}).seconds_left)) left = { seconds: job.esa.seconds_left, at: performance.now() };
+    const seconds = (job.esa || {}).seconds_left;
+    if (!left || left.seconds !== seconds) left = esa.known(seconds) ? { seconds: seconds, at: performance.now() } : null;
     draw();
     if (before && before.id === job.id && before.status !== job.status) {
       esa.say("The video is " + WORDS[job.status] + ". " + (job.error ? job.error.message : ""));

@@ -4,7 +4,7 @@
 "use strict";
 
 esa.options = (function () {
-  const FIRST = ["work", "cache", "carry", "precision", "method", "budget", "tail", "masks", "lora", "scheduler"];
+  const FIRST = ["work", "cache", "carry", "precision", "method", "budget", "masks", "lora"];
   const PLACED = ["preset", "compare", "prompt", "negative_prompt", "image", "seed", "steps", "height", "width", "frames", "fps",
     "guidance", "guidance_2", "flow_shift"];
   const UPPER = { lora: "LoRA", lora_2: "LoRA 2", cdf: "CDF", mp4_quality: "MP4 quality", vae_tile: "VAE tile" };
@@ -27,7 +27,7 @@ esa.options = (function () {
   }
   function make_input(name, schema, id) {
     const list = choices(schema), boolean = type(schema)[0] === "boolean";
-    if (list.length && list.length === (schema.enum || []).length || boolean || key(name) === "masks") {
+    if (list.length && list.length === (schema.enum || []).length || boolean || key(name) === "masks" || key(name) === "plan") {
       const select = esa.el("select", { id: id });
       fill_select(select, boolean ? ["true", "false"] : list);
       return select;
@@ -43,7 +43,7 @@ esa.options = (function () {
     const field = esa.el("div", { class: "field", "data-param": "esa." + name + " " + name }, esa.el("label", { for: id }, label(name)));
     field.append(input);
     if (schema.description) {
-      field.append(esa.el("p", { class: "hint", id: id + "-hint" }, schema.description));
+      field.append(esa.el("p", { class: "hint", id: id + "-hint" }, schema.description.replace(/--(?=\w)/g, "")));
       input.setAttribute("aria-describedby", id + "-hint");
     }
     box.append(field);
@@ -68,7 +68,8 @@ esa.options = (function () {
   function use_model(about) {
     const loras = esa.byId("loras");
     Object.keys(fields).forEach(function (name) {
-      if (key(name) === "masks") fill_select(fields[name].input, about.masks || []);
+      const names = { masks: about.masks, plan: about.plans }[key(name)];
+      if (names) fill_select(fields[name].input, names);
     });
     if (loras) loras.replaceChildren(...(about.loras || []).map(function (name) { return esa.el("option", { value: name }); }));
   }
@@ -79,9 +80,7 @@ esa.options = (function () {
       const text = fields[name].input.value.trim(), schema = fields[name].schema, kinds = type(schema);
       if (!text) return;
       if (kinds[0] === "boolean") out[name] = text === "true";
-      else if (kinds[0] === "array")
-        out[name] = text.split(",").map(function (part) { return numeric(schema.items || {}) ? Number(part) : part.trim(); });
-      else out[name] = numeric(schema) || kinds.indexOf("number") >= 0 && isFinite(text) ? Number(text) : text;
+      else out[name] = numeric(schema) ? Number(text) : text;         /* lists go as text with commas, as on the command line */
     });
     return out;
   }
