@@ -140,10 +140,17 @@ if(NOT ESA_SANITIZE)
   add_test(NAME cli.killed COMMAND python3 ${top}/tests/cli/check_killed.py $<TARGET_FILE:esa_cli>
            ${top}/models $<TARGET_FILE:make_recording>)
   set_tests_properties(cli.killed PROPERTIES LABELS video TIMEOUT 1200 COST 40)
-  # The page of `esa report` in a browser, and every command of the tutorial.
+  # The pages of the command in a browser, and every command of the tutorial.
   add_test(NAME long.report COMMAND python3 ${top}/tests/cli/check_report_browser.py
            $<TARGET_FILE:esa_cli> $<TARGET_FILE:make_recording> ${top}/models)
   set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
+  if(ESA_MICROHTTPD_FOUND)
+    # The page of `esa serve` in a browser. It measures seconds to the first video.
+    add_test(NAME long.serve COMMAND python3 ${top}/tests/cli/check_serve_browser.py
+             $<TARGET_FILE:esa_cli> ${top}/models)
+    set_tests_properties(long.serve PROPERTIES LABELS long TIMEOUT 3600 SKIP_RETURN_CODE 77
+                         RUN_SERIAL ON)
+  endif()
   add_test(NAME long.tutorial COMMAND python3 ${top}/tests/cli/check_tutorial.py ${top})
   set_tests_properties(long.tutorial PROPERTIES LABELS long TIMEOUT 1800 RUN_SERIAL ON)
 endif()

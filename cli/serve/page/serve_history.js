@@ -55,7 +55,7 @@ esa.history = (function () {
     else if (done && esa.known(job.inference_time_s)) parts.push(esa.job.time(job.inference_time_s));
     parts.push(ago(job.created_at));
     card.meta.textContent = parts.join(" · ");
-    card.chip.textContent = done ? "" : esa.job.label(job);
+    card.chip.textContent = done ? "" : job.status === "queued" ? "waiting" : esa.job.label(job);
     card.chip.setAttribute("data-status", job.status);
     card.chip.hidden = !card.chip.textContent;
     if (current && current.id === job.id) card.button.setAttribute("aria-current", "true");

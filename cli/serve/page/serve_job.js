@@ -67,7 +67,7 @@ esa.job = (function () {
   function tiles(j) {
     const e = j.esa || {}, c = e.compare, list = [];
     if (c) {
-      list.push(tile(esa.show(c.speedup, 2, " ×"), time(c.sparse_seconds) + " instead of " + time(c.dense_seconds), "Faster"));
+      list.push(tile(esa.show(c.speedup, 2, " ×"), time(c.sparse_seconds) + " instead of " + time(c.dense_seconds), "Speedup"));
       list.push(tile(esa.known(c.psnr) ? esa.show(c.psnr, 1, " dB") : "equal", "PSNR against dense", "Closeness"));
       list.push(tile(esa.show(c.ssim, 4), "SSIM against dense", "Structure"));
     } else list.push(tile(time(j.inference_time_s) || "–", "from start to file", "Time"));
