@@ -146,9 +146,9 @@ if(NOT ESA_SANITIZE)
   set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
   if(ESA_MICROHTTPD_FOUND)
     # The page of `esa serve` in a browser. It measures seconds to the first video.
-    add_test(NAME long.serve COMMAND python3 ${top}/tests/cli/check_serve_browser.py
+    add_test(NAME long.serve_page COMMAND python3 ${top}/tests/cli/check_serve_browser.py
              $<TARGET_FILE:esa_cli> ${top}/models)
-    set_tests_properties(long.serve PROPERTIES LABELS long TIMEOUT 3600 SKIP_RETURN_CODE 77
+    set_tests_properties(long.serve_page PROPERTIES LABELS long TIMEOUT 3600 SKIP_RETURN_CODE 77
                          RUN_SERIAL ON)
   endif()
   add_test(NAME long.tutorial COMMAND python3 ${top}/tests/cli/check_tutorial.py ${top})

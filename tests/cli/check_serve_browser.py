@@ -21,7 +21,7 @@ import packages
 packages.need("requirements-browser.txt", "playwright", "jsonschema")
 import browser  # noqa: E402
 import playwright.sync_api  # noqa: E402
-import server  # noqa: E402
+import serve_kit  # noqa: E402
 from browser import wait  # noqa: E402
 
 ESA, MODELS = map(os.path.abspath, sys.argv[1:3])
@@ -85,7 +85,9 @@ class Page(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        cls.server = server.Server(ESA, *cls.options(), folder=cls.folder)
+        started = time.monotonic()
+        cls.server = serve_kit.Server(ESA, os.path.join(cls.folder, "videos"), *cls.options())
+        cls.started = started
         cls.addClassCleanup(lambda: cls.server.stop())
         driver = playwright.sync_api.sync_playwright().start()
         cls.addClassCleanup(driver.stop)
@@ -95,9 +97,9 @@ class Page(unittest.TestCase):
 
     def tearDown(self):
         """The next test finds a server with nothing to do."""
-        for job in self.server.call("GET", "/v1/videos?limit=100")[1].get("data", []):
+        for job in self.server.get("/v1/videos?limit=100").json.get("data", []):
             if job["status"] in ("queued", "in_progress"):
-                self.server.call("DELETE", "/v1/videos/" + job["id"])
+                self.server.ask("DELETE", "/v1/videos/" + job["id"])
 
     @classmethod
     def options(cls):
@@ -134,13 +136,13 @@ class Page(unittest.TestCase):
         for name, value in fields.items():
             page.fill("#" + name.replace("_", "-"), str(value))
 
-    def status(self, page, *wanted, seconds=server.LONG):
+    def status(self, page, *wanted, seconds=serve_kit.PATIENCE):
         wait(page, f"{json.dumps(wanted)}.includes({STATUS})", seconds)
 
     def current(self, page):
         """The job in view, as the API has it."""
         name = page.evaluate("location.hash.slice(1)")
-        return self.server.call("GET", "/v1/videos/" + name)[1]
+        return self.server.get("/v1/videos/" + name).json
 
     def shot(self, page, name, full=False):
         """A screenshot that is not blank."""
@@ -173,18 +175,18 @@ class First(Page):
 
     def test_first_video(self):
         page = self.open()
-        ready = time.monotonic() - self.server.started
+        ready = time.monotonic() - self.started
         self.shot(page, "desktop-empty")
         page.evaluate(WATCH)
         page.keyboard.type(RED)                         # the prompt has the focus from the start
         page.keyboard.press("Control+Enter")
         self.status(page, "in_progress", "completed")
-        wait(page, "window.seen.previews.length > 0 && document.querySelector('progress').value > 20", server.LONG)
+        wait(page, "window.seen.previews.length > 0 && document.querySelector('progress').value > 20", serve_kit.PATIENCE)
         self.sound(page)
         self.shot(page, "desktop-running")
         self.status(page, "completed", seconds=FIRST_VIDEO)
         wait(page, DONE)
-        seconds = time.monotonic() - self.server.started
+        seconds = time.monotonic() - self.started
         print(f"first video in the browser after {seconds:.1f} s, page ready after {ready:.1f} s", flush=True)
         self.assertLess(seconds, FIRST_VIDEO)
         seen = page.evaluate("window.seen")
@@ -230,10 +232,10 @@ class Use(Page):
         self.status(page, "deleted", seconds=20)
         self.assertLess(time.monotonic() - started, 20)
         self.assertIn("Stopped at step", page.inner_text("#job"))
-        self.assertEqual(self.server.call("GET", "/v1/videos/" + name)[0], 404)
+        self.assertEqual(self.server.get("/v1/videos/" + name).status, 404)
         self.assertEqual(page.evaluate("document.activeElement.id"), "now")
         # the second one runs now, and can be stopped or shown from the list
-        wait(page, "document.querySelectorAll('#queue-list li').length === 0", server.LONG)
+        wait(page, "document.querySelectorAll('#queue-list li').length === 0", serve_kit.PATIENCE)
         self.sound(page)
 
     def test_compare(self):
@@ -318,7 +320,7 @@ class Use(Page):
             self.assertEqual(page.input_value("#prompt"), RED)
             self.assertEqual(page.input_value("#steps"), "60")
             wait(page, f"document.querySelector('progress').value >= {before['progress']}")
-        wait(page, "document.querySelector('.making > img')", server.LONG)
+        wait(page, "document.querySelector('.making > img')", serve_kit.PATIENCE)
         self.status(page, "completed")
         wait(page, DONE)
         page.reload()
@@ -347,20 +349,17 @@ class Use(Page):
                 self.shot(page, "desktop-refused")
             page.fill(field, "")
             self.assertEqual(page.locator(".field .error").count(), 0)
-        self.assertEqual(self.server.call("GET", "/health")[0], 200)
+        self.assertEqual(self.server.get("/health").status, 200)
 
     def test_history(self):
         """Thirteen clips: a page of twelve, then one. Their settings, their files, deleting them."""
-        have = len(self.server.call("GET", "/v1/videos?limit=100")[1]["data"])
+        have = len(self.server.get("/v1/videos?limit=100").json["data"])
         made = []
         for i in range(max(2, 13 - have)):
-            status, job = self.server.call("POST", "/v1/videos", {
-                "prompt": f"{STAR} {i}", "size": "64x64", "num_frames": 5, "num_inference_steps": 1, "seed": 40 + i,
-                "guidance_scale": 1, "esa": {"carry": "off"}})
-            self.assertEqual(status, 200, job)
-            job = self.server.finished(job["id"])
-            self.assertEqual(job["status"], "completed", job)
-            made.append(job["id"])
+            name = self.server.make(prompt=f"{STAR} {i}", size="64x64", num_frames=5, num_inference_steps=1, seed=40 + i,
+                                    guidance_scale=1, esa={"carry": "off"})
+            self.assertEqual(self.server.wait(name)["status"], "completed")
+            made.append(name)
         page = self.open()
         wait(page, "document.querySelectorAll('#cards li').length === 12")
         page.focus("#history-more")
@@ -383,11 +382,11 @@ class Use(Page):
         with page.expect_download() as download:
             page.click("#job >> text=Download")
         with open(download.value.path(), "rb") as file:
-            self.assertEqual(file.read(), self.server.raw("GET", f"/v1/videos/{made[-1]}/content")[2])
+            self.assertEqual(file.read(), self.server.get(f"/v1/videos/{made[-1]}/content").body)
         self.assertTrue(download.value.suggested_filename.endswith(".mp4"))
         page.click("#job >> text=Delete")
         wait(page, "!document.getElementById('empty').hidden")
-        self.assertEqual(self.server.call("GET", "/v1/videos/" + made[-1])[0], 404)
+        self.assertEqual(self.server.get("/v1/videos/" + made[-1]).status, 404)
         wait(page, f"!document.querySelector('[data-id={made[-1]}]')")
 
     def test_without_a_mouse(self):
@@ -418,13 +417,12 @@ class Use(Page):
 
     def test_quiet_motion(self):
         """Who asks for less motion gets no animation, and a clip that stands."""
-        job = self.server.call("POST", "/v1/videos", {"prompt": RED, "size": "64x64", "num_frames": 9,
-                                                      "num_inference_steps": 1})[1]
-        self.server.finished(job["id"])
+        name = self.server.make(prompt=RED, size="64x64", num_frames=9, num_inference_steps=1)
+        self.server.wait(name)
         context = self.chromium.new_context(viewport=WIDE, reduced_motion="reduce")
         self.addCleanup(context.close)
         page = context.new_page()
-        page.goto(self.server.url + "/#" + job["id"])
+        page.goto(self.server.url + "/#" + name)
         wait(page, DONE)
         time.sleep(0.5)
         self.assertTrue(page.evaluate("document.querySelector('.player video').paused"))
@@ -433,10 +431,9 @@ class Use(Page):
     def test_other_people(self):
         """A prompt is text: markup in it does nothing."""
         prompt = "<img src=x onerror=\"document.title='broken'\"><b>bold</b> & \"quotes\""
-        job = self.server.call("POST", "/v1/videos", {"prompt": prompt, "size": "64x64", "num_frames": 5,
-                                                      "num_inference_steps": 1})[1]
-        self.server.finished(job["id"])
-        page = self.open(path="/#" + job["id"])
+        name = self.server.make(prompt=prompt, size="64x64", num_frames=5, num_inference_steps=1)
+        self.server.wait(name)
+        page = self.open(path="/#" + name)
         wait(page, DONE)
         self.assertEqual(page.inner_text("#job h2"), prompt)
         self.assertEqual(page.locator("#job h2 *, #cards .prompt *").count(), 0)
@@ -456,6 +453,7 @@ class Key(Page):
         return [*super().options(), "--api-key-file", path]
 
     def test_key(self):
+        self.server.key = self.KEY
         page = self.open(expected=("401",))             # its state is known after the first answer with a key
         wait(page, "document.getElementById('key-dialog').open")
         self.sound(page)
@@ -493,7 +491,7 @@ class Offline(Page):
         self.shot(page, "desktop-offline")
         page.click("#submit")
         wait(page, "!document.getElementById('form-error').hidden")
-        type(self).server = server.Server(ESA, *self.options(), folder=self.folder, port=port)
+        type(self).server = serve_kit.Server(ESA, os.path.join(self.folder, "videos"), *self.options(), port=port)
         page.click("#offline-retry")
         wait(page, "document.getElementById('offline').hidden", 30)
         wait(page, "document.querySelectorAll('#cards li').length === 1")

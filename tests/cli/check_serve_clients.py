@@ -24,7 +24,7 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE / "tests" / "cli"))
-import server  # noqa: E402
+import serve_kit  # noqa: E402
 
 ESA = pathlib.Path(os.environ["ESA_LIB"]).resolve().parent / "esa"
 SEED = os.environ.get("ESA_TEST_SEED", "1")
@@ -50,16 +50,14 @@ SGLANG_JSON = {"model": "wan-tiny", "prompt": PROMPT, "num_outputs_per_prompt": 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
-    with server.Server(ESA, "--model", SOURCE / "models" / "wan-tiny", folder=tmp_path_factory.mktemp("serve")) as s:
+    with serve_kit.Server(ESA, tmp_path_factory.mktemp("serve"), "--model", SOURCE / "models" / "wan-tiny") as s:
         yield s
 
 
 @pytest.fixture(scope="module")
 def done(serve):
     """A finished job."""
-    status, job = serve.call("POST", "/v1/videos", {"prompt": PROMPT, **SMALL, "seed": 3})
-    assert status == 200, job
-    job = serve.finished(job["id"])
+    job = serve.wait(serve.make(prompt=PROMPT, **SMALL, seed=3))
     assert job["status"] == "completed", job
     return job
 
@@ -123,8 +121,8 @@ def test_example(serve, tmp_path, way):
     name = re.match(r"(video_gen_[0-9a-f]{32}): (queued|in_progress)\n", ran.stdout)[1]
     assert ran.stdout.endswith(f"{out}\n")
     assert ("2/2" in ran.stdout) == bool(way)           # steps are seen in the events
-    assert out.read_bytes() == serve.raw("GET", f"/v1/videos/{name}/content")[2]
-    assert serve.call("GET", "/v1/videos/" + name)[1]["esa"]["preset"] == "fast"
+    assert out.read_bytes() == serve.get(f"/v1/videos/{name}/content").body
+    assert serve.get("/v1/videos/" + name).json["esa"]["preset"] == "fast"
     wrong = subprocess.run([*words, "--field", "num_frames=none"], capture_output=True, text=True)
     assert wrong.returncode == 1 and "num_frames" in wrong.stderr and "Traceback" not in wrong.stderr, wrong.stderr
 
@@ -153,7 +151,7 @@ def test_openai(serve, client, tmp_path):
     # every page of the list, newest first
     names = [video.id for video in client.videos.list(limit=1)]
     assert names[0] == job.id and len(set(names)) == len(names)
-    assert names == [video["id"] for video in serve.call("GET", "/v1/videos?limit=100")[1]["data"]]
+    assert names == [video["id"] for video in serve.get("/v1/videos?limit=100").json["data"]]
     deleted = client.videos.delete(job.id)
     assert (deleted.id, deleted.deleted, deleted.object) == (job.id, True, "video.deleted")
     with pytest.raises(openai.NotFoundError):
@@ -171,7 +169,7 @@ def test_openai_stops_a_run(serve, client):
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(job.id)
     until = time.monotonic() + 20                       # the run itself ends within four blocks
-    while serve.call("GET", "/health")[1]["running"] == job.id:
+    while serve.get("/health").json["running"] == job.id:
         assert time.monotonic() < until
 
 
@@ -205,24 +203,23 @@ def test_fields_by_hand(serve, done):
     assert re.fullmatch(r"[1-9]\d*", done["seconds"]) and re.fullmatch(r"\d+x\d+", done["size"])
     assert done["created_at"] <= done["completed_at"] and done["object"] == "video"
     assert done["duration_s"] == pytest.approx(done["num_frames"] / done["fps"])
-    listed = serve.call("GET", "/v1/videos")[1]
+    listed = serve.get("/v1/videos").json
     assert set(listed) == {"object", "data", "first_id", "last_id", "has_more"}
-    status, headers, data = serve.raw("POST", "/v1/videos/sync", {"prompt": PROMPT, **SMALL})
-    assert status == 200 and headers["Content-Type"] == "video/mp4" and data[4:8] == b"ftyp"
-    assert headers["X-Model"] == "wan-tiny" and headers["X-Request-Id"] and float(headers["X-Inference-Time-S"]) > 0
+    answer = serve.ask("POST", "/v1/videos/sync", {"prompt": PROMPT, **SMALL})
+    assert answer.status == 200 and answer.headers["content-type"] == "video/mp4" and answer.body[4:8] == b"ftyp"
+    assert answer.headers["x-model"] == "wan-tiny" and answer.headers["x-request-id"]
+    assert float(answer.headers["x-inference-time-s"]) > 0
 
 
 def test_requests_by_hand(serve):
-    edge = "edge"
-    form = "".join(f'--{edge}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-                   for name, value in VLLM_FORM.items()) + f"--{edge}--\r\n"
-    answers = [serve.call("POST", "/v1/videos", form.encode(), {"Content-Type": f"multipart/form-data; boundary={edge}"}),
-               serve.call("POST", "/v1/videos", SGLANG_JSON)]
-    for status, job in answers:
-        assert status == 200, job
-        assert serve.finished(job["id"])["status"] == "completed"
+    body, kind = serve_kit.form(VLLM_FORM.items())
+    answers = [serve.ask("POST", "/v1/videos", body, {"Content-Type": kind}), serve.ask("POST", "/v1/videos", SGLANG_JSON)]
+    for answer in answers:
+        job = answer.json
+        assert answer.status == 200, job
+        assert serve.wait(job["id"])["status"] == "completed"
         assert (job["size"], job["num_frames"], job["esa"]["steps"]) == ("64x64", 9, 2)
-    assert answers[0][1]["esa"]["seed"] == 42
+    assert answers[0].json["esa"]["seed"] == 42
 
 
 # ---------------------------------------------------------------- the classes of others
@@ -230,14 +227,15 @@ def test_requests_by_hand(serve):
 
 def ours(serve, done):
     """Answers of every kind."""
-    waiting = serve.call("POST", "/v1/videos", {"prompt": PROMPT, "size": "64x64", "num_inference_steps": 500})[1]
-    while (running := serve.call("GET", "/v1/videos/" + waiting["id"])[1])["esa"]["step"] < 1:
+    name = serve.make(prompt=PROMPT, size="64x64", num_inference_steps=500)
+    first = serve.job(name)
+    while (running := serve.job(name))["esa"]["step"] < 1:
         pass
-    queued = serve.call("POST", "/v1/videos", {"prompt": PROMPT, **SMALL})[1]
-    listed = serve.call("GET", "/v1/videos")[1]
-    deleted = [serve.call("DELETE", "/v1/videos/" + job["id"])[1] for job in (queued, running)]
+    queued = serve.job(serve.make(prompt=PROMPT, **SMALL))
+    listed = serve.get("/v1/videos").json
+    deleted = [serve.ask("DELETE", "/v1/videos/" + job["id"]).json for job in (queued, running)]
     assert [job["status"] for job in (queued, running, done)] == ["queued", "in_progress", "completed"]
-    return [waiting, running, queued, done], listed, deleted
+    return [first, running, queued, done], listed, deleted
 
 
 def said(model, value):
@@ -275,10 +273,11 @@ def test_requests(serve, vllm, sglang):
               vllm.VideoGenerationRequest(prompt=PROMPT, **SMALL, seconds="2").model_dump(mode="json", exclude_none=True),
               sglang.VideoGenerationsRequest(prompt=PROMPT, **SMALL, seed=3).model_dump(mode="json", exclude_unset=True)]
     for body in bodies:
-        status, job = serve.call("POST", "/v1/videos", body)
-        assert status == 200, (job, body)
+        answer = serve.ask("POST", "/v1/videos", body)
+        job = answer.json
+        assert answer.status == 200, (job, body)
         assert (job["size"], job["num_frames"]) == ("64x64", 9)
-        assert serve.finished(job["id"])["status"] == "completed"
+        assert serve.wait(job["id"])["status"] == "completed"
 
 
 def test_request_types(serve, vllm):
@@ -288,9 +287,8 @@ def test_request_types(serve, vllm):
         body = {"prompt": PROMPT, **SMALL, name: value}
         with pytest.raises(pydantic.ValidationError):
             vllm.VideoGenerationRequest(**body)
-        status, answer = serve.call("POST", "/v1/videos", body)
-        assert status == 400 and answer["error"]["param"] == name, answer
-        assert set(answer["error"]) == {"code", "type", "message", "param"}
+        answer = serve.ask("POST", "/v1/videos", body)
+        assert answer.status == 400 and answer.json["error"]["param"] == name, answer.json
 
 
 def test_types_match(vllm):
@@ -313,14 +311,14 @@ def test_description(tmp_path):
     more than a schema can say."""
     print(f"ESA_TEST_SEED={SEED}")
     words = ["--frames", 5, "--width", 64, "--height", 64, "--steps", 1, "--max-pixels", 64 * 64 * 9, "--max-queue", 4]
-    with server.Server(ESA, "--model", SOURCE / "models" / "wan-tiny", *words, folder=tmp_path) as s:
+    with serve_kit.Server(ESA, tmp_path / "videos", "--model", SOURCE / "models" / "wan-tiny", *words) as s:
         program = pathlib.Path(sys.executable).with_name("schemathesis")
         ran = subprocess.run([program, "run", s.url + "/openapi.json", "--seed", SEED, "--max-examples", "30",
                               "--request-timeout", "60", "--generation-database", "none", "--exclude-checks",
                               "positive_data_acceptance", "--no-color"], cwd=tmp_path, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stdout[-20000:] + s.log()
+        assert ran.returncode == 0, ran.stdout[-20000:] + s.said()
         generated = int(re.search(r"(\d+) generated", ran.stdout)[1])
         assert generated > 500, ran.stdout
-        operations = {(method, path) for path, item in s.call("GET", "/openapi.json")[1]["paths"].items() for method in item}
+        operations = {(method, path) for path, item in s.get("/openapi.json").json["paths"].items() for method in item}
         assert len(operations) >= 10 and ("post", "/v1/videos") in operations
-        assert s.call("GET", "/health")[0] == 200
+        assert s.get("/health").status == 200

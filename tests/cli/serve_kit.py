@@ -36,10 +36,10 @@ class Answer:
 class Server:
     """A server in a process of its own; `with` stops it."""
 
-    def __init__(self, esa, folder, *options, env=None):
+    def __init__(self, esa, folder, *options, port=0, env=None):
         self.folder = str(folder)
         self.log = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([esa, "serve", "--port", "0", "--output-dir", self.folder, *map(str, options)],
+        self.process = subprocess.Popen([esa, "serve", "--port", str(port), "--output-dir", self.folder, *map(str, options)],
                                         stdout=subprocess.PIPE, stderr=self.log, env=env, text=True)
         line = self.process.stdout.readline()
         found = re.match(r"esa serve: http://(.*):(\d+)/\n", line)
@@ -47,6 +47,7 @@ class Server:
             self.process.wait(timeout=60)
             raise RuntimeError(f"the server did not start: {line!r} {self.said()}")
         self.host, self.port = found[1].strip("[]"), int(found[2])
+        self.url = f"http://{found[1]}:{self.port}"
         self.key = None
 
     def __enter__(self):
