@@ -20,10 +20,12 @@ import warnings
 try:
     import openai
     HAS_OPENAI = hasattr(openai.OpenAI, "videos")
+    FAILURES: tuple = (OSError, RuntimeError, openai.OpenAIError)
     # the package says so at every call; it is about OpenAI's own service
     warnings.filterwarnings("ignore", "The Sora API", DeprecationWarning)
 except ImportError:
     HAS_OPENAI = False
+    FAILURES = (OSError, RuntimeError)
 
 
 def arguments():
@@ -128,7 +130,7 @@ def main():
     key = os.environ.get("ESA_API_KEY")
     try:
         (with_openai if HAS_OPENAI and not args.http else with_http)(args, key)
-    except (OSError, RuntimeError, *([openai.OpenAIError] if HAS_OPENAI else [])) as error:
+    except FAILURES as error:
         sys.exit(f"serve_client: {error}")
     print(args.out)
 

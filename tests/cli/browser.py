@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of pages share: finding a Chromium, waiting, and what every page must do: name its controls, keep text
-readable, fit the screen. Needs playwright (requirements-browser.txt)."""
+"""What the checks of pages share: finding a Chromium, waiting, and what every page must do: name its controls, keep
+text readable, fit the screen. Needs playwright (requirements-browser.txt)."""
 import shutil
 import subprocess
 import time
@@ -15,7 +15,10 @@ UNNAMED = """
 # Text that stands out too little from what is behind it: WCAG 2.1 asks for 4.5, for large text for 3. Pictures and
 # videos behind a text are not looked at; controls that are off are exempt.
 FAINT = """(() => {
-    const parse = text => { const n = text.match(/[0-9.]+/g).map(Number); return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1]; };
+    const parse = text => {
+      const n = text.match(/[0-9.]+/g).map(Number);
+      return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1];
+    };
     const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
     const light = c => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => {
       const x = c[i] / 255;

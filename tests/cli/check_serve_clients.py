@@ -114,8 +114,8 @@ def sglang(tmp_path_factory):
 @pytest.mark.parametrize("way", ([], ["--http"]), ids=("openai", "http"))
 def test_example(serve, tmp_path, way):
     out = tmp_path / "video.mp4"
-    words = [sys.executable, SOURCE / "examples" / "serve_client.py", PROMPT, "--url", serve.url, "--out", out, "--size",
-             "64x64", "--field", "num_frames=9", "--field", "num_inference_steps=2", "--esa", "preset=fast", *way]
+    words = [sys.executable, SOURCE / "examples" / "serve_client.py", PROMPT, "--url", serve.url, "--out", out,
+             "--size", "64x64", "--field", "num_frames=9", "--field", "num_inference_steps=2", "--esa", "preset=fast", *way]
     ran = subprocess.run(words, capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     name = re.match(r"(video_gen_[0-9a-f]{32}): (queued|in_progress)\n", ran.stdout)[1]
@@ -187,8 +187,8 @@ def test_sglang_comfyui_client(serve, tmp_path):
     path = from_wheel(SGLANG, "sglang/multimodal_gen/apps/ComfyUI_SGLDiffusion/core/server_api.py", tmp_path)
     api = load_file(path).SGLDiffusionServerAPI(serve.url + "/v1", "none")
     seen = []
-    video = api.generate_video(PROMPT, width=64, height=64, num_frames=9, num_inference_steps=2, guidance_scale=2.5, seed=5,
-                               negative_prompt="text", output_path=str(tmp_path), progress_callback=seen.append)
+    video = api.generate_video(PROMPT, width=64, height=64, num_frames=9, num_inference_steps=2, guidance_scale=2.5,
+                               seed=5, negative_prompt="text", output_path=str(tmp_path), progress_callback=seen.append)
     assert video["status"] == "completed" and seen[-1] == 100
     saved = pathlib.Path(video["file_path"])
     assert saved.parent == tmp_path and saved.read_bytes()[4:8] == b"ftyp"
@@ -213,7 +213,8 @@ def test_fields_by_hand(serve, done):
 
 def test_requests_by_hand(serve):
     body, kind = serve_kit.form(VLLM_FORM.items())
-    answers = [serve.ask("POST", "/v1/videos", body, {"Content-Type": kind}), serve.ask("POST", "/v1/videos", SGLANG_JSON)]
+    answers = [serve.ask("POST", "/v1/videos", body, {"Content-Type": kind}),
+               serve.ask("POST", "/v1/videos", SGLANG_JSON)]
     for answer in answers:
         job = answer.json
         assert answer.status == 200, job
@@ -269,9 +270,11 @@ def test_fields_of_theirs(done, vllm, sglang):
 
 def test_requests(serve, vllm, sglang):
     """Requests as their classes write them out, with every default that is in them."""
-    bodies = [vllm.VideoGenerationRequest(prompt=PROMPT, **SMALL, seed=3).model_dump(mode="json"),
-              vllm.VideoGenerationRequest(prompt=PROMPT, **SMALL, seconds="2").model_dump(mode="json", exclude_none=True),
-              sglang.VideoGenerationsRequest(prompt=PROMPT, **SMALL, seed=3).model_dump(mode="json", exclude_unset=True)]
+    request = vllm.VideoGenerationRequest
+    bodies = [request(prompt=PROMPT, **SMALL, seed=3).model_dump(mode="json"),
+              request(prompt=PROMPT, **SMALL, seconds="2").model_dump(mode="json", exclude_none=True)]
+    request = sglang.VideoGenerationsRequest
+    bodies.append(request(prompt=PROMPT, **SMALL, seed=3).model_dump(mode="json", exclude_unset=True))
     for body in bodies:
         answer = serve.ask("POST", "/v1/videos", body)
         job = answer.json
@@ -282,8 +285,8 @@ def test_requests(serve, vllm, sglang):
 
 def test_request_types(serve, vllm):
     """Values that vLLM-Omni's class refuses are refused here too, and the field is named."""
-    for name, value in (("size", "wide"), ("num_frames", 0), ("num_inference_steps", "many"), ("seed", "x"), ("seconds", "0"),
-                        ("guidance_scale", "much"), ("prompt", None), ("fps", -1)):
+    for name, value in (("size", "wide"), ("num_frames", 0), ("num_inference_steps", "many"), ("seed", "x"),
+                        ("seconds", "0"), ("guidance_scale", "much"), ("prompt", None), ("fps", -1)):
         body = {"prompt": PROMPT, **SMALL, name: value}
         with pytest.raises(pydantic.ValidationError):
             vllm.VideoGenerationRequest(**body)
@@ -306,9 +309,9 @@ def test_types_match(vllm):
 
 
 def test_description(tmp_path):
-    """schemathesis: coverage of every schema, random requests, and sequences of calls. Its check that every request that
-    fits the schema is accepted is left out: which options exclude each other, and of what a size must be a multiple, is
-    more than a schema can say."""
+    """schemathesis: coverage of every schema, random requests, and sequences of calls. Its check that every request
+    that fits the schema is accepted is left out: which options exclude each other, and of what a size must be a
+    multiple, is more than a schema can say."""
     print(f"ESA_TEST_SEED={SEED}")
     words = ["--frames", 5, "--width", 64, "--height", 64, "--steps", 1, "--max-pixels", 64 * 64 * 9, "--max-queue", 4]
     with serve_kit.Server(ESA, tmp_path / "videos", "--model", SOURCE / "models" / "wan-tiny", *words) as s:

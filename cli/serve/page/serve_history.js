@@ -26,6 +26,7 @@ esa.history = (function () {
   async function picture(box) {
     const path = "/v1/videos/" + box.getAttribute("data-id") + "/content";
     try {
+      if (!box.hasAttribute("data-preview")) throw new Error("no preview");
       const url = await esa.api.media(path + "?variant=preview"), image = el("img", { alt: "", src: url });
       await image.decode();
       box.replaceChildren(image);
@@ -62,6 +63,7 @@ esa.history = (function () {
     else card.button.removeAttribute("aria-current");
     if (done && !card.pictured) {
       card.pictured = true;
+      if (esa.job.has(job, "preview")) card.box.setAttribute("data-preview", "");
       seen.observe(card.box);
     }
   }

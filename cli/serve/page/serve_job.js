@@ -10,6 +10,7 @@ esa.job = (function () {
   let previews = { shown: null, wanted: null, loading: false };
 
   function active(j) { return j.status === "queued" || j.status === "in_progress"; }
+  function has(j, variant) { return ((j.esa || {}).variants || []).indexOf(variant) >= 0; }
   function ordinal(n) { return n + (n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] || "th"); }
   function percent(x) { return esa.known(x) ? Math.round(100 * x) + " %" : "–"; }
   function time(x) {
@@ -161,7 +162,7 @@ esa.job = (function () {
     const v = { kind: j.status }, e = j.esa || {}, again = button("Use these settings again", function () { esa.form.again(job); });
     if (j.status === "completed") {
       player = esa.player.make(j);
-      const both = (e.variants || []).indexOf("dense") >= 0;
+      const both = has(j, "dense");
       const links = both ? [button("Download sparse", function () { download(""); }, "main"), button("Download dense", function () { download("dense"); })]
         : [button("Download", function () { download(""); }, "main")];
       v.node = el("div", null, [player.node, tiles(j), facts(j),
@@ -239,7 +240,7 @@ esa.job = (function () {
     history.replaceState(null, "", "#" + j.id);
     esa.on.shown.forEach(function (f) { f(); });
     if (!active(j)) return;
-    if (j.status === "in_progress" && (j.esa || {}).step > 0) preview("/v1/videos/" + j.id + "/content?variant=preview");
+    if (j.status === "in_progress" && has(j, "preview")) preview("/v1/videos/" + j.id + "/content?variant=preview");
     watch(j.id);
   }
   function clear() {
@@ -254,7 +255,7 @@ esa.job = (function () {
     esa.on.shown.forEach(function (f) { f(); });
   }
   return {
-    show: show, label: label, active: active, time: time, percent: percent,
+    show: show, has: has, label: label, active: active, time: time, percent: percent,
     current: function () { return job; },
     busy: function () { return Boolean(job && active(job)); }
   };

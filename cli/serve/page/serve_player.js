@@ -18,7 +18,7 @@ esa.player = (function () {
 
   /* node: to be shown; done(): releases what it holds. job: a finished one. */
   function make(job) {
-    const e = job.esa || {}, both = (e.variants || []).indexOf("dense") >= 0;
+    const both = esa.job.has(job, "dense");
     const fps = job.fps || 16, frames = Math.max(1, job.num_frames || 1);
     const sparse = video("sparse", both ? "Sparse video" : "Video: " + job.prompt);
     const dense = both ? video("dense", "Dense video") : null;
