@@ -115,7 +115,8 @@ def sglang(tmp_path_factory):
 def test_example(serve, tmp_path, way):
     out = tmp_path / "video.mp4"
     words = [sys.executable, SOURCE / "examples" / "serve_client.py", PROMPT, "--url", serve.url, "--out", out,
-             "--size", "64x64", "--field", "num_frames=9", "--field", "num_inference_steps=2", "--esa", "preset=fast", *way]
+             "--size", "64x64", "--field", "num_frames=9", "--field", "num_inference_steps=2", "--esa", "preset=fast",
+             *way]
     ran = subprocess.run(words, capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     name = re.match(r"(video_gen_[0-9a-f]{32}): (queued|in_progress)\n", ran.stdout)[1]

@@ -72,7 +72,8 @@ esa.form = (function () {
       return esa.el("label", null, [esa.el("input", { type: "radio", name: "preset", value: name, change: told }),
         esa.el("span", null, name[0].toUpperCase() + name.slice(1))]);
     }));
-    set_preset(names.indexOf(before) >= 0 ? before : names.indexOf("balanced") >= 0 ? "balanced" : names[0]);
+    const usual = defaults().preset || "balanced";
+    set_preset([before, usual].find(function (name) { return names.indexOf(name) >= 0; }) || names[0]);
   }
   function preset() {
     const checked = form.querySelector("input[name=preset]:checked");

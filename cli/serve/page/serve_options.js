@@ -43,7 +43,8 @@ esa.options = (function () {
     const field = esa.el("div", { class: "field", "data-param": "esa." + name + " " + name }, esa.el("label", { for: id }, label(name)));
     field.append(input);
     if (schema.description) {
-      field.append(esa.el("p", { class: "hint", id: id + "-hint" }, schema.description.replace(/--(?=\w)/g, "")));
+      const text = schema.description.replace(/--(?=\w)/g, "");
+      field.append(esa.el("p", { class: "hint", id: id + "-hint" }, text[0].toUpperCase() + text.slice(1)));
       input.setAttribute("aria-describedby", id + "-hint");
     }
     box.append(field);
