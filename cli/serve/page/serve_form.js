@@ -104,7 +104,7 @@ esa.form = (function () {
     $("guidance-2").placeholder = esa.known(d.guidance_2) ? String(d.guidance_2) : "as guidance";
     $("guidance-2-field").hidden = !("guidance_2" in d) || d.guidance_2 === null;
     $("fps").placeholder = String(d.fps || 16);
-    $("flow-shift").placeholder = esa.known(d.flow_shift) ? String(d.flow_shift) : "the model's own";
+    $("flow-shift").placeholder = esa.known(d.flow_shift) ? String(d.flow_shift) : "default";
     set_frames(d.frames || 1);
     $("picture-field").hidden = image === "none";
     $("picture-need").textContent = image === "required" ? "(needed)" : "(if you like)";
