@@ -39,8 +39,8 @@ class Server:
     def __init__(self, esa, folder, *options, port=0, env=None):
         self.folder = str(folder)
         self.log = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([esa, "serve", "--port", str(port), "--output-dir", self.folder, *map(str, options)],
-                                        stdout=subprocess.PIPE, stderr=self.log, env=env, text=True)
+        words = [esa, "serve", "--port", str(port), "--output-dir", self.folder, *map(str, options)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self.log, env=env, text=True)
         line = self.process.stdout.readline()
         found = re.match(r"esa serve: http://(.*):(\d+)/\n", line)
         if not found:
