@@ -34,11 +34,34 @@ static void choices_json(cli_json *json, const char *key, const char *names)
     cli_json_close(json);
 }
 
+/* Prompts that suit the model, as examples. */
+static void prompts_json(cli_json *json, const esa_model_info *info)
+{
+    cli_prompts prompts;
+    cli_json_open(json, "prompts", '[');
+    if (!cli_prompts_get(&prompts, NULL, NULL, SERVE_EXAMPLES, strcmp(info->name, "wan-tiny") == 0,
+                         "serve")) {
+        for (int64_t i = 0; i < prompts.count; i++) cli_json_text(json, NULL, prompts.line[i]);
+        cli_prompts_free(&prompts);
+    }
+    cli_json_close(json);
+}
+
+/* The preset of a request that says nothing; NULL: the server was started with something else. */
+static const char *usual_preset(char name[32], const serve_rules *rules)
+{
+    const clip_request *usual = &rules->usual;
+    if (usual->preset >= 0) return cli_name(name, CLI_PRESETS, usual->preset);
+    if (rules->method || rules->budget || clip_wants_work(usual)) return NULL;
+    return cli_name(name, CLI_PRESETS, ESA_PRESET_BALANCED);
+}
+
 static void model_json(cli_json *json, const serve_hub *hub, const serve_model *m)
 {
     const serve_rules *rules = &hub->rules;
     const esa_model_info *i = &m->info;
     const esa_generate_params *usual = &rules->usual.p;
+    char preset[32];
     const int warm = strcmp(hub->warm, m->name) == 0;
     cli_json_open(json, NULL, '{');
     cli_json_fields(json, "id %s object %s created %ld owned_by %s", m->name, "model",
@@ -51,12 +74,14 @@ static void model_json(cli_json *json, const serve_hub *hub, const serve_model *
         usual->width ? usual->width : i->width, usual->height ? usual->height : i->height,
         usual->frames ? usual->frames : i->frames, usual->steps ? usual->steps : i->steps,
         usual->guidance == usual->guidance ? usual->guidance : i->guidance, i->fps);
+    cli_json_text(json, "preset", usual_preset(preset, rules));
     cli_json_close(json);
     cli_json_open(json, "multiple", '{');
     cli_json_fields(json, "width %d height %d frames %d", i->factor[2] * i->patch[2],
                     i->factor[1] * i->patch[1], i->factor[0]);
     cli_json_close(json);
     choices_json(json, "presets", CLI_PRESETS);
+    prompts_json(json, i);
     names_json(json, "loras", rules, SERVE_LORA);
     names_json(json, "masks", rules, SERVE_MASKS);
     names_json(json, "plans", rules, SERVE_PLAN);

@@ -361,15 +361,19 @@ static int read_size(reader *r, const json_t *all)
             return serve_refuse(r->refusal, 400, "size",
                                 "'size' must be WIDTHxHEIGHT in pixels, such as 832x480.");
         size = end + 1;
+        const int at = row_of(r, option);
+        if (r->given[at] && n == (i ? r->s->clip.p.height : r->s->clip.p.width))
+            continue; /* clients of vLLM-Omni send both */
         json_t *value = json_integer(n);
-        const int code = value ? set_option(r, row_of(r, option), "size", value) : no_memory(r);
+        const int code = value ? set_option(r, at, "size", value) : no_memory(r);
         json_decref(value);
         if (code) return code;
     }
     return 0;
 }
 
-/* seconds: that many at the frames per second of the file, and the first frame. */
+/* seconds: that many at the frames per second of the file, and the first frame. A number of frames
+ * says it better; SGLang's client sends seconds beside it. */
 static int read_seconds(reader *r, const json_t *all)
 {
     const json_t *value = json_object_get(all, "seconds");
@@ -380,6 +384,7 @@ static int read_seconds(reader *r, const json_t *all)
     if (!(seconds > 0) || !(frames <= 100000))
         return serve_refuse(r->refusal, 400, "seconds",
                             "'seconds' must be above 0 and give at most 100000 frames.");
+    if (is_given(r, "--frames")) return 0;
     json_t *count = json_integer((json_int_t)frames);
     const int code = count ? set_option(r, row_of(r, "--frames"), "seconds", count) : no_memory(r);
     json_decref(count);
@@ -400,6 +405,11 @@ static int check_model(reader *r, const char *image)
     if (m->known && !image && m->image)
         return serve_refuse(r->refusal, 400, "input_reference",
                             "The model %.80s makes videos from a picture, and needs one.", m->name);
+    const int second = row_of(r, "--guidance-2");
+    if (m->known && !(i->boundary > 0) && r->given[second])
+        return serve_refuse(r->refusal, 400, r->given[second],
+                            "The model %.80s has one transformer, so '%s' means nothing to it.",
+                            m->name, r->given[second]);
     const int32_t sides[2] = { p->width, p->height };
     for (int k = 0; k < 2 && m->known; k++) {
         const int32_t unit = i->factor[2 - k] * i->patch[2 - k];

@@ -36,6 +36,26 @@ static const serve_field fields[] = {
 };
 #define FIELDS ((int)(sizeof fields / sizeof fields[0]))
 
+/* Fields that clients of vLLM-Omni and SGLang write out although they ask for nothing. They are
+ * taken with these values only; NULL: any text. */
+static const struct {
+    const char *name, *values;
+} idle[] = {
+    { "user", NULL },
+    { "generator_device", NULL },
+    { "enhance_prompt", "false" },
+    { "enable_teacache", "false" },
+    { "enable_upscaling", "false" },
+    { "enable_frame_interpolation", "false" },
+    { "frame_interpolation_exp", "1" },
+    { "frame_interpolation_scale", "1" },
+    { "generate_sound", "false" },
+    { "return_stage_metrics", "false" },
+    { "profile", "false" },
+    { "profile_all_stages", "false" },
+};
+#define IDLE ((int)(sizeof idle / sizeof idle[0]))
+
 const serve_field *serve_fields(int *count)
 {
     *count = FIELDS;
@@ -308,6 +328,28 @@ static int take_esa_field(reader *r, const char *name, json_t *value)
     return take_esa(r, key, value);
 }
 
+/* A field of the list `idle`; -1: it is none of them. */
+static int take_idle(reader *r, const char *name, const json_t *value)
+{
+    char text[32] = "";
+    int i = 0;
+    while (i < IDLE && strcmp(name, idle[i].name) != 0) i++;
+    if (i == IDLE) return -1;
+    if (!idle[i].values)
+        return json_is_string(value)
+                   ? 0
+                   : serve_refuse(r->refusal, 400, name, "'%s' must be a text.", name);
+    if (json_is_boolean(value))
+        snprintf(text, sizeof text, "%s", json_is_true(value) ? "true" : "false");
+    else if (json_is_number(value))
+        snprintf(text, sizeof text, "%g", json_number_value(value));
+    else if (json_is_string(value))
+        snprintf(text, sizeof text, "%s", json_string_value(value));
+    if (strcmp(text, idle[i].values) == 0) return 0;
+    return serve_refuse(r->refusal, 400, name, "'%s' can only be %s on this server.", name,
+                        idle[i].values);
+}
+
 static int take_field(reader *r, const char *name, json_t *value)
 {
     if (strncmp(name, "esa.", 4) == 0 || strncmp(name, "esa[", 4) == 0)
@@ -328,7 +370,8 @@ static int take_field(reader *r, const char *name, json_t *value)
                                 name);
         }
     }
-    return unknown(r, name);
+    const int code = take_idle(r, name, value);
+    return code < 0 ? unknown(r, name) : code;
 }
 
 static int read_json(reader *r, const char *body, size_t bytes)

@@ -72,8 +72,8 @@ esa.form = (function () {
       return esa.el("label", null, [esa.el("input", { type: "radio", name: "preset", value: name, change: told }),
         esa.el("span", null, name[0].toUpperCase() + name.slice(1))]);
     }));
-    const usual = defaults().preset || "balanced";
-    set_preset([before, usual].find(function (name) { return names.indexOf(name) >= 0; }) || names[0]);
+    const usual = "preset" in defaults() ? defaults().preset : "balanced";
+    set_preset(names.indexOf(before) >= 0 ? before : usual);
   }
   function preset() {
     const checked = form.querySelector("input[name=preset]:checked");
@@ -86,7 +86,8 @@ esa.form = (function () {
   function told() {
     const amount = esa.options.amount(), name = preset(), dense = name === "dense";
     $("presets").classList.toggle("overruled", Boolean(amount) && !dense);
-    $("preset-hint").textContent = amount && !dense ? "Not used: " + amount + " is set under Advanced." : PRESETS[name] || "";
+    $("preset-hint").textContent = amount && !dense ? "Not used: " + amount + " is set under Advanced."
+      : name ? PRESETS[name] || "" : "None chosen: as the server was started.";
     $("compare").disabled = dense;
     if (dense) $("compare").checked = false;
   }
@@ -181,7 +182,7 @@ esa.form = (function () {
     [["guidance", "guidance_scale"], ["guidance-2", "guidance_scale_2"], ["flow-shift", "flow_shift"]].forEach(function (pair) {
       $(pair[0]).value = r[pair[1]] === undefined || r[pair[1]] === null ? "" : r[pair[1]];
     });
-    const name = own.method === "dense" ? "dense" : own.preset || "balanced";
+    const name = own.method === "dense" ? "dense" : own.preset || ("preset" in defaults() ? defaults().preset : "balanced");
     if (own.method === "dense") delete own.method;
     esa.options.fill(own);
     set_preset(name);
