@@ -35,7 +35,7 @@
 #define SERVE_BODY     (16 << 20)  /* default of --max-body */
 #define SERVE_BODIES   (128 << 20) /* bytes of bodies in memory, of all connections together */
 #define SERVE_DEPTH    8           /* of JSON */
-#define SERVE_EXAMPLES   12          /* prompts of a model that are shown as examples */
+#define SERVE_EXAMPLES 12          /* prompts of a model that are shown as examples */
 #define SERVE_SIDE     8192        /* pixels of a picture's side */
 #define SERVE_PROMPT   10000       /* default of --max-prompt, in bytes */
 #define SERVE_PIXELS   250000000   /* default of --max-pixels: of all frames of a video */

@@ -166,6 +166,8 @@ static int make(worker *w, made *m, serve_settings *s)
         r->p.preview_every = every > 0 ? (int32_t)every
                                        : (steps + PREVIEWS - 1) / PREVIEWS + (steps < 1);
     }
+    clip_request probe = *r; /* what cannot run is refused before the dense clip of a comparison */
+    if (clip_resolve(&w->maker, &probe)) return CLI_USAGE;
     return clip_pair_make(&w->maker, &m->pair, r, s->compare, 0);
 }
 
@@ -236,7 +238,7 @@ static void finish(worker *w, int status, const made *m, const serve_settings *s
     if (!status)
         note_result(j, m, s, &w->maker.info);
     else
-        set_error(j, stopped ? 503 : 500,
+        set_error(j, stopped ? 503 : status == CLI_USAGE ? 400 : 500,
                   stopped     ? "The server was stopped while this video was made"
                   : j->cancel ? "The client that waited for this video went away"
                               : w->said);

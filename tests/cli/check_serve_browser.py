@@ -424,6 +424,17 @@ class Use(Page):
                 self.sound(page)
                 self.shot(page, view + "-advanced", True)
 
+    def test_examples(self):
+        """Prompts that the model knows, one after the other."""
+        page = self.open()
+        prompts = self.server.get("/v1/models").json["data"][0]["esa"]["prompts"]
+        self.assertGreater(len(prompts), 3)
+        self.assertIn(prompts[0], page.get_attribute("#prompt", "placeholder"))
+        for prompt in prompts[:2]:
+            page.click("#example")
+            self.assertEqual(page.input_value("#prompt"), prompt)
+        self.assertEqual(page.evaluate("document.querySelector('input[name=preset]:checked').value"), "balanced")
+
     def test_quiet_motion(self):
         """Who asks for less motion gets no animation, and a clip that stands."""
         name = self.server.make(prompt=RED, size="64x64", num_frames=9, num_inference_steps=1)
@@ -482,6 +493,25 @@ class Key(Page):
         wait(page, DONE)
         self.assertFalse(page.evaluate("document.getElementById('key-dialog').open"))
         self.assertEqual(page.evaluate("Object.values(localStorage).join()").count(self.KEY), 0)
+
+
+class Defaults(Page):
+    """A server with defaults of its own: the page leaves them alone."""
+
+    @classmethod
+    def options(cls):
+        return [*super().options(), "--work", "0.9", "--width", "64", "--height", "64", "--frames", "9", "--steps", "2"]
+
+    def test_defaults(self):
+        page = self.open()
+        self.assertEqual(page.locator("input[name=preset]:checked").count(), 0)
+        self.assertIn("as the server was started", page.inner_text("#preset-hint"))
+        self.assertEqual((page.input_value("#size"), page.input_value("#steps"), page.inner_text("#frames-hint")),
+                         ("64x64", "2", "9 frames"))
+        page.fill("#prompt", RED)
+        page.click("#submit")
+        self.status(page, "completed")
+        self.assertEqual(self.current(page)["esa"]["settings"], {})
 
 
 class Offline(Page):
