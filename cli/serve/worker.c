@@ -238,7 +238,10 @@ static void finish(worker *w, int status, const made *m, const serve_settings *s
     if (!status)
         note_result(j, m, s, &w->maker.info);
     else
-        set_error(j, stopped ? 503 : status == CLI_USAGE ? 400 : 500,
+        set_error(j,
+                  stopped               ? 503
+                  : status == CLI_USAGE ? 400
+                                        : 500,
                   stopped     ? "The server was stopped while this video was made"
                   : j->cancel ? "The client that waited for this video went away"
                               : w->said);
