@@ -142,7 +142,8 @@ def test_example_sends_a_picture(serve, tmp_path):
 def test_openai(serve, client, tmp_path):
     job = client.videos.create(prompt=PROMPT, model="wan-tiny", size="64x64", seconds="1",
                                extra_body={"num_frames": 9, "num_inference_steps": 2, "esa": {"preset": "fast"}})
-    assert (job.status, job.object, job.model, job.size) == ("queued", "video", "wan-tiny", "64x64")
+    assert job.status in ("queued", "in_progress")      # an idle server may have begun
+    assert (job.object, job.model, job.size) == ("video", "wan-tiny", "64x64")
     job = client.videos.poll(job.id)
     assert (job.status, job.progress, job.error) == ("completed", 100, None)
     assert client.videos.retrieve(job.id) == job
