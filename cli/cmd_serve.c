@@ -7,10 +7,8 @@
 #include <string.h>
 
 #ifndef ESA_MICROHTTPD /* set by the build where it found the header */
-int serve_http_start(serve_http **http, serve_hub *hub, const char *host, int port)
+int serve_http_ready(void)
 {
-    (void)hub, (void)host, (void)port;
-    *http = NULL;
     return cli_fail(
         "serve: this esa was built without libmicrohttpd; install libmicrohttpd-dev (on "
         "Debian and Ubuntu: sudo apt-get install libmicrohttpd-dev) and build it "
@@ -68,7 +66,8 @@ int cmd_serve(int argc, char **argv)
     int status = serve_options_read(&o, &hub.rules, argc, argv, &done);
     if (status || done) return status;
     clip_catch_signals();
-    status = serve_models_look(&hub.rules, &o);
+    status = serve_http_ready();
+    if (!status) status = serve_models_look(&hub.rules, &o);
     if (!status) {
         status = serve_hub_open(&hub);
         if (!status) status = run(&o, &hub);

@@ -111,7 +111,7 @@ esa_cli_test(experiment 1200 50 Words Submit)
 esa_cli_test(export 600 20 Pictures Raw Export)
 # The server. Its tests measure times and load the machine, so they run alone.
 if(ESA_MICROHTTPD_FOUND)
-  esa_cli_test(serve 1800 50 Api)
+  esa_cli_test(serve 1800 50 Api Names)
   esa_cli_test(serve_refusals 1200 40)
   esa_cli_test(serve_life 1200 40)
   esa_cli_test(serve_load 1200 30)

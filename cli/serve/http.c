@@ -237,6 +237,12 @@ static void no_log(void *user, const char *format, va_list args)
     (void)user, (void)format, (void)args;
 }
 
+int serve_http_ready(void)
+{
+    serve_mhd mhd;
+    return serve_mhd_open(&mhd);
+}
+
 int serve_http_start(serve_http **out, serve_hub *hub, const char *host, int port)
 {
     struct addrinfo *address = NULL;

@@ -174,9 +174,9 @@ void serve_job_json(cli_json *json, const serve_hub *hub, const serve_job *j)
     cli_json_fields(json,
                     "id %s object %s model %s prompt %s status %s progress %d size %s "
                     "seconds %s quality %s created_at %ld",
-                    j->id, "video", j->model_name, j->prompt, states[j->state], serve_job_progress(j),
-                    j->width ? size : NULL, j->frames ? seconds : NULL, "standard",
-                    j->created / 1000000);
+                    j->id, "video", j->model_name, j->prompt, states[j->state],
+                    serve_job_progress(j), j->width ? size : NULL, j->frames ? seconds : NULL,
+                    "standard", j->created / 1000000);
     if (j->completed)
         cli_json_int(json, "completed_at", j->completed);
     else

@@ -279,6 +279,7 @@ void serve_errand_give(serve_hub *hub, serve_errand *errand);
 
 /* The HTTP side (http.c). CLI_FAILED after a message. */
 typedef struct serve_http serve_http;
+int serve_http_ready(void); /* whether there is a library for it */
 int serve_http_start(serve_http **http, serve_hub *hub, const char *host, int port);
 int serve_http_port(const serve_http *http);
 void serve_http_tick(serve_http *http); /* about five times a second: limits on time, pings */

@@ -160,6 +160,7 @@ class Life(kit.Folder):
                               text=True, timeout=60, check=False, env={**ENV, "LD_LIBRARY_PATH": folder})
         self.assertEqual(done.returncode, 1)
         self.assertIn("apt-get install libmicrohttpd", done.stderr)
+        self.assertFalse(os.path.exists(self.path("out")))
 
 
 if __name__ == "__main__":
