@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all command cuda demo test test-all test-cuda bench bundle wheel install clean help setup-build
+.PHONY: all command cuda demo demo-page test test-all test-cuda bench bundle wheel install clean help setup-build
 
 all: setup-build
 	@cmake --preset release -DESA_CUDA=AUTO -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
@@ -29,6 +29,13 @@ demo:
 	@mkdir -p demo
 	@$(BUILD)/esa generate --compare dense \
 	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
+
+# The same in a browser: the server makes videos with the embedded model until Ctrl-C.
+demo-page:
+	@scripts/setup.sh video
+	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
+	@mkdir -p demo
+	@$(BUILD)/esa serve --output-dir demo/videos
 
 test:
 	@scripts/setup.sh test
@@ -68,6 +75,7 @@ clean:
 help:
 	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
 	@echo 'make demo       turn a prompt into a video, dense and sparse, on the GPU if there is one: demo/*.mp4'
+	@echo 'make demo-page  the same in a browser: prints the address of a page to type prompts into'
 	@echo 'make test       run all tests: release, sanitizers, NEON under qemu, short fuzzing, Python'
 	@echo 'make test-all   also thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
 	@echo 'make cuda       build everything with the CUDA plugin in build-cuda/ (needs nvcc 12.4 or newer)'

@@ -16,18 +16,8 @@ static int agree(const generate_options *o, int argc, char **argv)
     if (o->out && o->output_dir)
         return cli_usage(
             "generate: --out names one video, --output-dir a folder for several; give one");
-    if (o->clip.p.quality > 0 && !o->clip.p.plan)
-        return cli_usage("generate: --quality is the PSNR that a plan shall reach and needs --plan "
-                         "FILE (made by `esa calibrate --plan`); the quality of MP4 is "
-                         "--mp4-quality");
-    if (o->clip.method == METHOD_CACHED && !o->clip.p.masks)
-        return cli_usage("generate: --method cached needs --masks FILE (made by `esa calibrate`)");
-    if (o->clip.method != METHOD_CACHED && o->clip.p.masks)
-        return cli_usage("generate: --masks needs --method cached");
-    if (o->clip.score_groups && !clip_method_has(o->clip.method, ESA_TRAIT_WEIGHS_TAIL))
-        return cli_usage("generate: " CLI_SCORE_GROUPS " needs --method error");
-    if (o->compare && o->clip.method == METHOD_DENSE)
-        return cli_usage("generate: --compare dense needs another --method to compare");
+    const int agrees = clip_request_agrees(&o->clip, o->compare, "generate");
+    if (agrees) return agrees;
     if (!o->compare && (o->dense_out || o->beside_out))
         return cli_usage("generate: --dense-out and --beside-out need --compare dense");
     if (!o->compare && o->clip.open.lpips)
@@ -145,13 +135,7 @@ int cmd_generate(int argc, char **argv)
     if (status || done) return status;
     if ((status = check_of(&o, words, argv)) != 0) return status;
     o.compare = compare == 0;
-    if (clip_wants_work(&o.clip) && budget)
-        return cli_usage("generate: --budget and --work, --quality or --preset say the same thing; "
-                         "give one");
-    if (!method && o.clip.p.masks)
-        o.clip.method = METHOD_CACHED;
-    else
-        clip_use_defaults(&o.clip, method, budget);
+    if ((status = clip_choose_method(&o.clip, method, budget, "generate")) != 0) return status;
     if ((status = agree(&o, argc, argv)) != 0) return status;
     return generate_run(&o);
 }

@@ -46,6 +46,8 @@ static int run(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "generate", cmd_generate, "make a video from a prompt, with dense or sparse attention" },
+        { "serve", cmd_serve,
+          "answer requests for videos over HTTP, with a page to type into and a warm model" },
         { "calibrate", cmd_calibrate,
           "record which key blocks matter for a few prompts, and write masks for each budget" },
         { "demo", cmd_demo,

@@ -25,6 +25,10 @@ endforeach()
 if(TARGET esa_cli)
   list(APPEND inside $<TARGET_FILE_NAME:esa_cli>=jansson)
 endif()
+set(opened "")
+if(ESA_MICROHTTPD_FOUND)
+  set(opened $<TARGET_FILE_NAME:esa_cli>=libmicrohttpd)
+endif()
 if(TARGET esa_video)
   set(ids jansson libpng)
   if(ESA_VIDEO_FFMPEG)
@@ -49,14 +53,16 @@ list(JOIN inside "," inside)
 set(versions jansson=${ESA_JANSSON_VERSION},libpng=${ESA_PNG_VERSION},openblas=${ESA_BLAS_VERSION})
 string(APPEND versions ,ffmpeg=${ESA_FFMPEG_libavformat_VERSION},sentencepiece=${ESA_SENTENCEPIECE_VERSION})
 string(APPEND versions ,libstdc++=${CMAKE_CXX_COMPILER_VERSION},cudart=${CMAKE_CUDA_COMPILER_VERSION})
+string(APPEND versions ,libmicrohttpd=${ESA_MICROHTTPD_VERSION})
 string(APPEND versions ,${ESA_LINKER_RUNTIME}=${ESA_LINKER_VERSION},llvm=${ESA_LINKER_VERSION})
 set(ESA_NOTICES ${CMAKE_CURRENT_BINARY_DIR}/generated/THIRD-PARTY.txt
     ${CMAKE_CURRENT_BINARY_DIR}/generated/esa.cdx.json)
 file(GLOB ESA_NOTICE_TEXTS CONFIGURE_DEPENDS licenses/*)
 add_custom_command(OUTPUT ${ESA_NOTICES}
   COMMAND ${CMAKE_COMMAND} -DLIST=${CMAKE_CURRENT_SOURCE_DIR}/licenses/components.json -DFILES=${files}
-          -DINSIDE=${inside} -DVERSIONS=${versions} -DREADELF=${CMAKE_READELF} -DVERSION=${PROJECT_VERSION}
-          -DFOLDER=${CMAKE_CURRENT_BINARY_DIR}/generated -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake
+          -DINSIDE=${inside} -DOPENED=${opened} -DVERSIONS=${versions} -DREADELF=${CMAKE_READELF}
+          -DVERSION=${PROJECT_VERSION} -DFOLDER=${CMAKE_CURRENT_BINARY_DIR}/generated
+          -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake
   DEPENDS ${ESA_LINKED} ${ESA_NOTICE_TEXTS} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/notices.cmake VERBATIM)
 add_custom_target(esa_notices ALL DEPENDS ${ESA_NOTICES})
 add_dependencies(esa_product esa_notices)

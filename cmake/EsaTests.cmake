@@ -38,20 +38,25 @@ if(ESA_FUZZ)
     target_link_libraries(${name} PRIVATE esa_static)
     add_dependencies(fuzzers ${name})
   endforeach()
-  # The command is no library: its sources are compiled again for the target that reads results, and
-  # its messages are kept instead of printed.
+  # The command is no library: its sources are compiled again for the targets that read results and requests. The
+  # first one keeps its messages instead of printing them. The HTTP side, which needs another library, is left out.
   if(TARGET esa_cli)
     set(command_sources ${ESA_CLI_SOURCES})
-    list(FILTER command_sources EXCLUDE REGEX "/cli/(esa|cmd_[a-z_]*)\\.c$|/cli/experiment/")
-    add_executable(fuzz_results tests/cli/fuzz_results.c ${command_sources})
-    esa_brief_settings(fuzz_results)
-    add_dependencies(fuzz_results esa_commit)
-    esa_uses_build_id(fuzz_results)
-    target_include_directories(fuzz_results PRIVATE tests cli bench ${CMAKE_CURRENT_BINARY_DIR}/generated)
-    target_compile_options(fuzz_results PRIVATE -fsanitize=fuzzer)
-    target_link_options(fuzz_results PRIVATE -fsanitize=fuzzer -Wl,--wrap=cli_fail)
-    target_link_libraries(fuzz_results PRIVATE esa_static PkgConfig::ESA_JANSSON)
-    add_dependencies(fuzzers fuzz_results)
+    list(FILTER command_sources EXCLUDE REGEX
+         "/cli/(esa|cmd_[a-z_]*)\\.c$|/cli/experiment/|/cli/serve/(http[a-z_]*|mhd)\\.c$")
+    foreach(source cli/fuzz_results cli/fuzz_request)
+      get_filename_component(name ${source} NAME)
+      add_executable(${name} tests/${source}.c ${command_sources})
+      esa_brief_settings(${name})
+      add_dependencies(${name} esa_commit)
+      esa_uses_build_id(${name})
+      target_include_directories(${name} PRIVATE tests cli bench ${CMAKE_CURRENT_BINARY_DIR}/generated)
+      target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+      target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+      target_link_libraries(${name} PRIVATE esa_static PkgConfig::ESA_JANSSON)
+      add_dependencies(fuzzers ${name})
+    endforeach()
+    target_link_options(fuzz_results PRIVATE -Wl,--wrap=cli_fail)
   endif()
   # The library itself is instrumented for coverage too, or the fuzzer would be blind. The kernels are
   # left out: they read no files, and instrumenting them takes half of the build.

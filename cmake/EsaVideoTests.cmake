@@ -109,6 +109,20 @@ esa_cli_test(plan 1200 60 Words Refusals)
 esa_cli_test(carry 1200 50 Words)
 esa_cli_test(experiment 1200 50 Words Submit)
 esa_cli_test(export 600 20 Pictures Raw Export)
+# The server. Its tests measure times and load the machine, so they run alone.
+if(ESA_MICROHTTPD_FOUND)
+  esa_cli_test(serve 1800 50 Api Names)
+  esa_cli_test(serve_refusals 1200 40)
+  esa_cli_test(serve_life 1200 40)
+  esa_cli_test(serve_load 1200 30)
+  add_test(NAME long.serve_load COMMAND python3 ${top}/tests/cli/check_serve_load.py $<TARGET_FILE:esa_cli>
+           ${top}/models 1000)
+  add_test(NAME long.serve_kills COMMAND python3 ${top}/tests/cli/check_serve_life.py $<TARGET_FILE:esa_cli>
+           ${top}/models Life.test_kill)
+  set_tests_properties(long.serve_load long.serve_kills PROPERTIES LABELS long TIMEOUT 1800 RUN_SERIAL ON)
+  set_tests_properties(long.serve_kills PROPERTIES ENVIRONMENT ESA_TEST_KILLS=10)
+  set_tests_properties(cli.serve cli.serve_refusals cli.serve_life cli.serve_load PROPERTIES RUN_SERIAL ON)
+endif()
 add_test(NAME cli.evaluate COMMAND python3 ${top}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)
 set_tests_properties(cli.evaluate PROPERTIES LABELS video TIMEOUT 600)
 # The metrics beside scikit-image and lpips, in the interpreter $ESA_PYTHON.
@@ -126,10 +140,17 @@ if(NOT ESA_SANITIZE)
   add_test(NAME cli.killed COMMAND python3 ${top}/tests/cli/check_killed.py $<TARGET_FILE:esa_cli>
            ${top}/models $<TARGET_FILE:make_recording>)
   set_tests_properties(cli.killed PROPERTIES LABELS video TIMEOUT 1200 COST 40)
-  # The page of `esa report` in a browser, and every command of the tutorial.
+  # The pages of the command in a browser, and every command of the tutorial.
   add_test(NAME long.report COMMAND python3 ${top}/tests/cli/check_report_browser.py
            $<TARGET_FILE:esa_cli> $<TARGET_FILE:make_recording> ${top}/models)
   set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
+  if(ESA_MICROHTTPD_FOUND)
+    # The page of `esa serve` in a browser. It measures seconds to the first video.
+    add_test(NAME long.serve_page COMMAND python3 ${top}/tests/cli/check_serve_browser.py
+             $<TARGET_FILE:esa_cli> ${top}/models)
+    set_tests_properties(long.serve_page PROPERTIES LABELS long TIMEOUT 3600 SKIP_RETURN_CODE 77
+                         RUN_SERIAL ON)
+  endif()
   add_test(NAME long.tutorial COMMAND python3 ${top}/tests/cli/check_tutorial.py ${top})
   set_tests_properties(long.tutorial PROPERTIES LABELS long TIMEOUT 1800 RUN_SERIAL ON)
 endif()

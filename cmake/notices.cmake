@@ -3,11 +3,12 @@
 #   LIST       licenses/components.json
 #   FILES      NAME=PATH of each linked file, separated by commas
 #   INSIDE     NAME=ID: component ID was given to the linker of file NAME; it is linked statically unless NAME needs it
+#   OPENED     NAME=ID: file NAME opens component ID at run time, without a line of its own for the loader
 #   VERSIONS   ID=VERSION
 #   READELF, VERSION
 # A component that is linked statically must be in LIST, and should have a notice.
 cmake_minimum_required(VERSION 3.25)
-foreach(list FILES INSIDE VERSIONS)
+foreach(list FILES INSIDE OPENED VERSIONS)
   string(REPLACE "," ";" ${list} "${${list}}")
 endforeach()
 foreach(pair ${VERSIONS})
@@ -61,6 +62,12 @@ foreach(pair ${FILES})
     if(NOT known IN_LIST here)
       list(APPEND here ${known})
       note(${known} dynamic ${file})
+    endif()
+  endforeach()
+  foreach(pair ${OPENED})
+    string(REGEX MATCH "^([^=]+)=(.*)$" _ "${pair}")
+    if(CMAKE_MATCH_1 STREQUAL file)
+      note(${CMAKE_MATCH_2} dynamic ${file})
     endif()
   endforeach()
   foreach(pair ${INSIDE})

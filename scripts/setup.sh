@@ -68,6 +68,7 @@ missing() {
         library openblas || library cblas || echo libopenblas-dev
         library libpng || echo libpng-dev
         library sentencepiece || echo libsentencepiece-dev
+        library libmicrohttpd || echo libmicrohttpd-dev
         library libavformat libavcodec libavutil libswscale ||
             echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
     fi

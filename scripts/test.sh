@@ -155,6 +155,8 @@ python_start() {
             python_check "python, quantised layers" tests/python/requirements-quantised.txt \
                 tests/python/check_quantised.py
             python_check "python, GGUF" tests/nn/requirements-gguf.txt tests/nn/check_gguf.py
+            python_check "python, clients of esa serve" tests/cli/requirements-serve.txt \
+                tests/cli/check_serve_clients.py
         else
             python_tests "python" tests/python/requirements.txt
         fi

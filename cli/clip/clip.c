@@ -57,6 +57,8 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
+    m->listen = o->listen;
+    m->listen_user = o->listen_user;
     if (o->keep && o->linear == ESA_LINEAR_BF16)
         return cli_usage("%s: --keep names tensors that --linear fp8 leaves in bf16; give both",
                          what);
@@ -97,12 +99,12 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     if (o->parts) p.parts = o->parts;
     p.report = o->report;
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
-    p.progress = clip_progress;
-    p.progress_user = &watch;
+    p.progress = o->listen ? o->listen : clip_progress;
+    p.progress_user = o->listen ? o->listen_user : &watch;
     opened = o->check_file ? m->video.model_check_file(m->ctx, o->check_file, &p)
              : o->check    ? m->video.model_check(m->ctx, folder, &p)
                            : m->video.model_open(m->ctx, &m->model, folder, &p);
-    cli_progress_end();
+    if (!o->listen) cli_progress_end();
     if (opened && clip_interrupted()) {
         cli_fail("%s: interrupted while the model was loaded", what);
         return CLIP_INTERRUPTED;
@@ -211,6 +213,7 @@ void clip_record_json(cli_json *json, const clip_record *r)
 /* The callbacks of one call of esa_generate. */
 typedef struct listener {
     clip_watch watch;
+    const clip_maker *maker;
     clip_record *record; /* may be NULL */
     double last;         /* end of the last step */
 } listener;
@@ -224,7 +227,10 @@ static int32_t on_progress(void *user, const esa_progress *p)
             l->record->step_seconds[p->done - 1] = now - l->last;
         if (p->done != l->watch.done || l->watch.stage != p->stage) l->last = now;
     }
-    return clip_progress(&l->watch, p);
+    if (!l->maker->listen) return clip_progress(&l->watch, p);
+    l->watch.stage = p->stage;
+    l->watch.done = p->done;
+    return clip_interrupted() || l->maker->listen(l->maker->listen_user, p);
 }
 
 /* Reads the session after the last step. */
@@ -258,7 +264,7 @@ static void on_plan(void *user, const char *line)
     const char *rate = strstr(line, " at "); /* is measured, and differs every time */
     snprintf(known, sizeof known, "%.*s", rate ? (int)(rate - line) : 199, line);
     if (strstr(m->said, known)) return;
-    cli_progress_end();
+    if (!m->listen) cli_progress_end();
     fprintf(stderr, "%s\n", line);
     if (strlen(m->said) + strlen(line) + 2 > sizeof m->said) m->said[0] = 0;
     const size_t used = strlen(m->said);
@@ -292,6 +298,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
                               .quiet = quiet,
                               .stage = -1,
                               .done = -1 },
+                   .maker = m,
                    .record = record };
     if (frames) *frames = NULL;
     int status = clip_resolve(m, &r);
@@ -318,7 +325,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
         p->denoised_user = &l;
     }
     const esa_status made = m->video.generate(m->model, frames ? frames : &none, p, &stats);
-    cli_progress_end();
+    if (!m->listen) cli_progress_end();
     m->video.frames_free(none);
     if (!made) {
         m->video.model_get_info(m->model, &m->info); /* weights may have moved for this size */

@@ -35,6 +35,10 @@ typedef struct clip_maker {
     char said[1200];   /* lines of memory plans that were printed */
     int tiled;         /* clips that were decoded in tiles for lack of memory */
     const char *what;  /* the command's name, for messages; borrowed */
+    /* Called with the progress of the model and of every clip instead of showing it; a return value
+     * other than 0 cancels. NULL: it is shown. */
+    int32_t (*listen)(void *user, const esa_progress *progress);
+    void *listen_user;
 } clip_maker;
 
 typedef struct clip_opening {
@@ -55,6 +59,8 @@ typedef struct clip_opening {
     const char *lpips;      /* weights of LPIPS, for clip_compare; NULL: it is not measured */
     int random;             /* 1: random weights; model is then the name of a shape */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
+    int32_t (*listen)(void *user, const esa_progress *progress); /* as in clip_maker */
+    void *listen_user;
 } clip_opening;
 
 /* Opens the engine and a model and catches signals. CLI_OK, or CLI_FAILED after a message; call
@@ -131,6 +137,12 @@ clip_request clip_request_default(void);
 /* The default of every command that makes videos: what was not given becomes method error at the
  * work of preset balanced, or method entropy if a budget was given. method, budget: 1 if given. */
 void clip_use_defaults(clip_request *request, int method, int budget);
+/* The same, with masks: the method is then cached unless it was given. CLI_USAGE after a message if
+ * a budget and a work were given. */
+int clip_choose_method(clip_request *request, int method, int budget, const char *what);
+/* Whether the settings of one video agree with its method; compare: 1 if it is also made dense.
+ * CLI_OK, or CLI_USAGE after a message. */
+int clip_request_agrees(const clip_request *request, int compare, const char *what);
 /* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
 /* The request for the dense clip that others are compared with: in 16 bits, every step computed. */
@@ -235,6 +247,28 @@ int clip_check_masks(const clip_maker *maker, const clip_request *request);
 /* PSNR and SSIM of frames against reference; LPIPS if clip_open was given weights, else NaN. */
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference,
                  const esa_frames *frames);
+
+/* A clip, and the dense one that it is compared with (clip_pair.c). */
+typedef struct clip_pair {
+    esa_frames *frames, *dense; /* dense: NULL without comparison */
+    clip_record record, dense_record;
+    esa_metrics metrics;
+} clip_pair;
+/* Makes both, the dense one first, and measures the difference. clips_left: pairs after this one.
+ * The result and the messages are those of clip_make. Free with clip_pair_free, also after a
+ * failure. */
+int clip_pair_make(clip_maker *maker, clip_pair *pair, const clip_request *request, int compare,
+                   int64_t clips_left);
+void clip_pair_free(const clip_maker *maker, clip_pair *pair);
+/* Speedup of the denoising steps; NaN without comparison. */
+double clip_pair_speedup(const clip_pair *pair);
+/* Saves frames with a quality of MP4 and frames per second (0: the default, those of the frames).
+ * CLI_FAILED after a message. */
+int clip_save(clip_maker *maker, const esa_frames *frames, const char *path, int64_t quality,
+              double fps);
+/* The same with two videos side by side. */
+int clip_save_beside(clip_maker *maker, const esa_frames *left, const esa_frames *right,
+                     const char *path, int64_t quality, double fps);
 
 /* SIGINT, SIGTERM and SIGHUP end the work between two layers, or a call that waits for input, and
  * leave nothing behind; a second signal ends the process. Those that are ignored stay ignored. */

@@ -69,6 +69,36 @@ void clip_use_defaults(clip_request *r, int method, int budget)
         r->preset = ESA_PRESET_BALANCED;
 }
 
+int clip_choose_method(clip_request *r, int method, int budget, const char *what)
+{
+    if (clip_wants_work(r) && budget)
+        return cli_usage("%s: --budget and --work, --quality or --preset say the same thing; give "
+                         "one",
+                         what);
+    if (!method && r->p.masks)
+        r->method = METHOD_CACHED;
+    else
+        clip_use_defaults(r, method, budget);
+    return CLI_OK;
+}
+
+int clip_request_agrees(const clip_request *r, int compare, const char *what)
+{
+    if (r->p.quality > 0 && !r->p.plan)
+        return cli_usage("%s: --quality is the PSNR that a plan shall reach and needs --plan FILE "
+                         "(made by `esa calibrate --plan`); the quality of MP4 is --mp4-quality",
+                         what);
+    if (r->method == METHOD_CACHED && !r->p.masks)
+        return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
+    if (r->method != METHOD_CACHED && r->p.masks)
+        return cli_usage("%s: --masks needs --method cached", what);
+    if (r->score_groups && !clip_method_has(r->method, ESA_TRAIT_WEIGHS_TAIL))
+        return cli_usage("%s: " CLI_SCORE_GROUPS " needs --method error", what);
+    if (compare && r->method == METHOD_DENSE)
+        return cli_usage("%s: --compare dense needs another --method to compare", what);
+    return CLI_OK;
+}
+
 clip_request clip_dense(const clip_request *request)
 {
     clip_request r = *request;

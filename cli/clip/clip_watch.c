@@ -4,11 +4,13 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/select.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted, at_terminal;
+/* Atomic: the threads of a server look at them while another one gets the signal. */
+static atomic_int interrupted, at_terminal;
 
 /* A layer of a large model takes minutes, so a second signal ends the process at once. Files under
  * their final names are whole at any moment. */

@@ -72,10 +72,10 @@ static void dense_name(char *out, size_t size, const char *given, const char *pa
 
 /* ---------------------------------------------------------------- one video */
 
-static int make(job *j, esa_frames **frames, clip_record *record, const clip_request *request,
-                const char *label, int64_t clips_left)
+/* The line about an interruption: only this file knows what is whole on disk. */
+static int make(job *j, clip_pair *pair, const clip_request *request, int64_t clips_left)
 {
-    const int status = clip_make(&j->maker, frames, record, request, label, clips_left, 0);
+    const int status = clip_pair_make(&j->maker, pair, request, j->o->compare, clips_left);
     if (status == CLIP_INTERRUPTED && j->made)
         cli_fail("%s: interrupted; %lld before this one %s whole", what, (long long)j->made,
                  j->made == 1 ? "is" : "are");
@@ -86,9 +86,7 @@ static int make(job *j, esa_frames **frames, clip_record *record, const clip_req
 
 static int save(job *j, const esa_frames *frames, const char *path)
 {
-    const esa_save_params p = save_params(j);
-    const esa_status status = j->maker.video.frames_save(j->maker.ctx, frames, path, &p);
-    return cli_status(j->maker.ctx, status, what);
+    return clip_save(&j->maker, frames, path, j->o->quality, j->o->fps);
 }
 
 /* "0.437 (asked 0.44)"; only realised if no work was asked for */
@@ -124,16 +122,6 @@ static void table_row(job *j, const char *method, const char *path, const clip_r
     if (j->maker.lpips) cli_cell(j->table, "%.4f", m->lpips);
 }
 
-static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
-{
-    esa_frames *both;
-    const esa_status status = j->maker.video.frames_beside(j->maker.ctx, &both, left, right);
-    if (status) return cli_fail_esa(j->maker.ctx, status, what);
-    const int saved = save(j, both, path);
-    j->maker.video.frames_free(both);
-    return saved;
-}
-
 /* Keeps what is said about carry below the table: it is the same for all videos. */
 static void keep_carry(job *j, const clip_record *record)
 {
@@ -145,9 +133,10 @@ static void keep_carry(job *j, const clip_record *record)
 }
 
 static void report(job *j, const char *prompt, int64_t seed, const char *path,
-                   const char *dense_path, const clip_record *record, const clip_record *dense,
-                   const esa_metrics *metrics)
+                   const char *dense_path, const clip_pair *pair)
 {
+    const clip_record *record = &pair->record, *dense = &pair->dense_record;
+    const esa_metrics *metrics = &pair->metrics;
     const generate_options *o = j->o;
     const esa_generate_stats *s = &record->stats;
     char method[32];
@@ -168,8 +157,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
             s->session.anchor_calls ? "anchors run dense, " : "");
     if (o->compare) {
         cli_json_fields(j->json, "speedup %g psnr %g ssim %g lpips %g psnr_min %g ssim_min %g",
-                        dense->stats.denoise_seconds / s->denoise_seconds, metrics->psnr,
-                        metrics->ssim, metrics->lpips, metrics->psnr_min, metrics->ssim_min);
+                        clip_pair_speedup(pair), metrics->psnr, metrics->ssim, metrics->lpips,
+                        metrics->psnr_min, metrics->ssim_min);
         cli_json_open(j->json, "dense", '{');
         cli_json_fields(j->json, "method %s file %s", "dense", dense_path);
         clip_record_json(j->json, dense);
@@ -206,35 +195,21 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
                       int64_t clips_left)
 {
     const generate_options *o = j->o;
-    char dense_path[PATH_SIZE] = "", method[32];
-    esa_frames *frames = NULL, *dense = NULL;
-    clip_record record = { 0 }, dense_record = { 0 };
-    esa_metrics metrics;
+    char dense_path[PATH_SIZE] = "";
+    clip_pair pair;
     clip_request r = o->clip;
-    int status = CLI_OK;
     r.p.prompt = prompt;
     r.p.seed = (uint64_t)seed;
-    cli_name(method, METHODS, r.method);
-    if (o->compare) {
-        clip_request d = clip_dense(&r);
-        d.p.save_embeds = d.p.save_latents = NULL;
-        dense_name(dense_path, sizeof dense_path, j->dense_out, path);
-        clips_left *= 2;
-        status = make(j, &dense, &dense_record, &d, "dense", clips_left + 1);
-    }
-    if (!status) status = make(j, &frames, &record, &r, method, clips_left);
-    if (!status && o->compare) status = clip_compare(&j->maker, &metrics, dense, frames);
-    if (!status && o->compare) status = save(j, dense, dense_path);
-    if (!status) status = save(j, frames, path);
-    if (!status && j->beside_out) status = beside(j, dense, frames, j->beside_out);
+    if (o->compare) dense_name(dense_path, sizeof dense_path, j->dense_out, path);
+    int status = make(j, &pair, &r, clips_left);
+    if (!status && o->compare) status = save(j, pair.dense, dense_path);
+    if (!status) status = save(j, pair.frames, path);
+    if (!status && j->beside_out)
+        status = clip_save_beside(&j->maker, pair.dense, pair.frames, j->beside_out, o->quality,
+                                  o->fps);
     j->made += !status;
-    if (!status)
-        report(j, r.p.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record,
-               &metrics);
-    j->maker.video.frames_free(frames);
-    j->maker.video.frames_free(dense);
-    clip_record_free(&record);
-    clip_record_free(&dense_record);
+    if (!status) report(j, r.p.prompt_embeds ? NULL : prompt, seed, path, dense_path, &pair);
+    clip_pair_free(&j->maker, &pair);
     return status;
 }
 

@@ -3,7 +3,7 @@
  *
  * The command line uses the public headers only. A command returns its exit status: 0, CLI_FAILED
  * after a message on stderr, or CLI_USAGE after a message about wrong arguments. Functions that
- * return such a status have printed the message. Nothing here keeps state between calls. */
+ * return such a status have printed the message. Only cli_hear keeps state between calls. */
 #ifndef ESA_CLI_CLI_H
 #define ESA_CLI_CLI_H
 
@@ -44,6 +44,7 @@ int cmd_export(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_masks(int argc, char **argv);
 int cmd_report(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 int cmd_masks_select(int argc, char **argv);
 int cmd_masks_info(int argc, char **argv);
 int cmd_masks_derive(int argc, char **argv);
@@ -61,6 +62,15 @@ int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 /* CLI_OK for ESA_OK, else the same. */
 int cli_status(const esa_ctx *ctx, esa_status status, const char *what);
+
+/* Messages of this thread go to text from now on, without "esa: " and the line's end, instead of to
+ * stderr; the first is kept until text[0] is 0. NULL: to stderr again. For threads of a server,
+ * whose messages are answers. Returns what was before, to be put back. */
+typedef struct cli_hearing {
+    char *text;
+    size_t size;
+} cli_hearing;
+cli_hearing cli_hear(char *text, size_t size);
 
 /* Makes a context with the default settings and this many threads; 0: one per core. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);
@@ -119,6 +129,9 @@ typedef struct cli_option {
  */
 int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
                 int argc, char **argv, int *words, int *done);
+/* Reads the value of one option as cli_options does; text must live as long as the value. CLI_USAGE
+ * after a message that begins with path and names the option as o->name does. */
+int cli_option_read(const char *path, const cli_option *o, const char *text);
 /* Copies a list of whole numbers; an empty list leaves out as it is. */
 void cli_list_copy(int32_t *out, const cli_list *list);
 /* The works of the presets with guidance: those of esa_preset_work_for for two branches. */

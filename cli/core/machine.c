@@ -5,6 +5,7 @@
 #include "esa_commit.h" /* written by the build: ESA_COMMIT */
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -73,20 +74,20 @@ int cli_ctx_new(esa_ctx **ctx, int64_t threads) { return cli_ctx_on(ctx, threads
  * is not for users. */
 static void say_warning(void *user, int32_t level, const char *text)
 {
-    if (*(const int *)user && level == ESA_LOG_WARNING) fprintf(stderr, "esa: %s\n", text);
+    if (*(const atomic_int *)user && level == ESA_LOG_WARNING) fprintf(stderr, "esa: %s\n", text);
 }
 
 int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal)
 {
     esa_ctx_params params = esa_ctx_params_default();
-    static int making;
+    static atomic_int making; /* several threads may make one */
     params.threads = (int32_t)threads;
     params.cuda_device = ordinal;
     params.log = say_warning;
     params.log_user = &making;
-    making = 1;
+    making++;
     const esa_status status = esa_ctx_create(ctx, &params);
-    making = 0;
+    making--;
     if (!status) return CLI_OK;
     const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */
     if (status == ESA_ERR_UNSUPPORTED && asked)

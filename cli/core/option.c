@@ -11,8 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+static _Thread_local cli_hearing hearer;
+
+cli_hearing cli_hear(char *text, size_t size)
+{
+    const cli_hearing before = hearer;
+    hearer = (cli_hearing){ text, size };
+    return before;
+}
+
 static void message(const char *format, va_list args)
 {
+    if (hearer.text) {
+        if (!hearer.text[0]) vsnprintf(hearer.text, hearer.size, format, args);
+        return;
+    }
     cli_progress_end();
     fflush(stdout);
     fputs("esa: ", stderr);
@@ -186,9 +199,11 @@ static int choice_error(const char *path, const cli_option *o, const char *given
 {
     char names[256], text[400];
     const char *list[16];
+    char *rest = NULL;
     int count = 0;
     snprintf(names, sizeof names, "%s", o->argument);
-    for (char *p = strtok(names, "|"); p && count < 16; p = strtok(NULL, "|")) list[count++] = p;
+    for (char *p = strtok_r(names, "|", &rest); p && count < 16; p = strtok_r(NULL, "|", &rest))
+        list[count++] = p;
     const char *near = cli_nearest(word, list, count);
     snprintf(text, sizeof text, "one of %s%s%s%s", o->argument, near ? ", did you mean " : "",
              near ? near : "", near ? "?" : "");
@@ -228,7 +243,7 @@ static int parse_list(const char *path, const cli_option *o, const char *text)
     return 0;
 }
 
-static int parse_value(const char *path, const cli_option *o, const char *text)
+int cli_option_read(const char *path, const cli_option *o, const char *text)
 {
     double x = 0;
     switch (o->type) {
@@ -342,7 +357,7 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         const char *value = arg[n] == '=' ? arg + n + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (!value)
             return cli_usage("%s: %s needs a value: %s", spoken(path), o->name, o->argument);
-        bad = parse_value(path, o, value);
+        bad = cli_option_read(path, o, value);
     }
     if (words) *words = kept;
     for (const cli_option *o = table; o->name && !bad; o++)

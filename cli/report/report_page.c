@@ -11,8 +11,9 @@
 #include <string.h>
 
 /* From the build: cmake/embed.cmake. */
-extern const unsigned char esa_asset_page_html[], esa_asset_page_css[], esa_asset_core_js[],
-    esa_asset_charts_js[], esa_asset_players_js[], esa_asset_masks_js[], esa_asset_heads_js[];
+extern const unsigned char esa_asset_page_html[], esa_asset_theme_css[], esa_asset_page_css[],
+    esa_asset_common_js[], esa_asset_core_js[], esa_asset_charts_js[], esa_asset_players_js[],
+    esa_asset_masks_js[], esa_asset_heads_js[];
 
 static int has_file(const report_page *p, int file)
 {
@@ -309,9 +310,10 @@ static void fill(report_text *t, report_page *p, const char *name)
     static const struct {
         const char *name;
         const unsigned char *text;
-    } assets[] = { { "css", esa_asset_page_css }, { "js", esa_asset_core_js },
-                   { "js", esa_asset_charts_js }, { "js", esa_asset_players_js },
-                   { "js", esa_asset_masks_js },  { "js", esa_asset_heads_js } };
+    } assets[] = { { "css", esa_asset_theme_css }, { "css", esa_asset_page_css },
+                   { "js", esa_asset_common_js },  { "js", esa_asset_core_js },
+                   { "js", esa_asset_charts_js },  { "js", esa_asset_players_js },
+                   { "js", esa_asset_masks_js },   { "js", esa_asset_heads_js } };
     static const struct {
         const char *name;
         void (*write)(report_text *, const report_page *);

@@ -47,6 +47,7 @@ enum {
     ESA_VIDEO_ABI_METRICS,
     ESA_VIDEO_ABI_LOAD_PARAMS,
     ESA_VIDEO_ABI_DECODE_PARAMS,
+    ESA_VIDEO_ABI_PREVIEW,
     ESA_VIDEO_ABI_COUNT
 };
 ESA_API const uint32_t *esa_video_abi(void); /* ESA_VIDEO_ABI_COUNT entries, static storage */
@@ -155,7 +156,7 @@ typedef struct esa_model_info { /* struct_size is set by the caller */
     int32_t text_dim;
     int32_t text_tokens;                  /* rows of text that the transformer reads */
     int32_t frames, height, width, steps; /* defaults of this model */
-    int32_t reserved0;
+    int32_t image;                        /* 1: it makes a video from a picture, and needs one */
     double guidance, fps;
     int64_t parameters[3]; /* transformer, VAE, text encoder */
     int64_t held_bytes;    /* weights in memory now, without mapped files */
@@ -193,6 +194,17 @@ typedef struct esa_progress {
     double density;      /* density of the sparse calls so far; NaN before the first */
     int64_t reserved[4];
 } esa_progress;
+
+/* What the video will look like, shown while it is made: one frame of the present estimate, small.
+ */
+typedef struct esa_preview {
+    uint32_t struct_size;
+    int32_t step, steps;   /* steps done, of all */
+    int32_t height, width; /* in pixels; the longer side is at most preview_side */
+    int32_t reserved0;
+    const uint8_t *rgb; /* [height][width][3]; lives until the callback returns */
+    int64_t reserved[3];
+} esa_preview;
 
 /* The scheduler. MODEL is the one the folder names, with its settings. UNIPC uses the sigmas of
  * diffusers 0.37 and newer; UNIPC_036 uses those of diffusers 0.36 and older and of Wan's code.
@@ -275,7 +287,16 @@ typedef struct esa_generate_params {
      * reads it, and its first frame is used. If height and width are 0, they get the aspect ratio
      * of the picture and about the area of the model's default size. */
     const char *image;
-    int64_t reserved[8];
+    /* Called after every preview_every-th step but the last, in the calling thread; may be NULL.
+     * Calls on the ctx return ESA_ERR_STATE meanwhile. The picture is a frame in the middle of the
+     * video that this step expects at the end. Its latents are pooled, so that its longer side has
+     * at most preview_side pixels, and decoded: the decoder's work for one frame of that size. The
+     * video has the same bits with and without it. A step that has no memory for it shows none. It
+     * needs the VAE. preview_every: 1 or more (0: off); preview_side: 32 to 1024 (0: 256). */
+    void (*preview)(void *user, const esa_preview *preview);
+    void *preview_user;
+    int32_t preview_every, preview_side;
+    int64_t reserved[5];
 } esa_generate_params;
 
 /* The session mode is DENSE. */

@@ -121,6 +121,7 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     const int64_t records = r->p.session.mode == ESA_SESSION_RECORD ? r->mask_bytes : 0;
     esa_dit_room room = { .beside = r->mask_bytes };
     if (!r->p.session.carry_alloc) room.beside += r->carry_least;
+    if (!host) room.beside += esa_run_preview_bytes(m, r);
     esa_decoder_room left = { .more = host ? 0 : records };
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &room.scratch)); /* for products */
     room.scratch = esa_max64(room.scratch, r->scratch);

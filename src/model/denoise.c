@@ -81,7 +81,8 @@ static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
     ESA_TRY(forward(m, r, i));
     ESA_TRY(guide(m, r, i, r->v[0], r->v[1]));
     ESA_TRY(step(m, r, i, r->v[0]));
-    return end_step(m, &args, &figures, i, r->p.steps);
+    ESA_TRY(end_step(m, &args, &figures, i, r->p.steps));
+    return esa_run_preview(m, r, i, r->v[0]);
 }
 
 /* A step with the step cache; *skip says whether it is left out, and then whether the next is. */
@@ -110,7 +111,7 @@ static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip
         r->v[b] = last;
     }
     *skip = esa_step_cache_next(&r->cache, i, computed, &figures);
-    return ESA_OK;
+    return esa_run_preview(m, r, i, r->guided);
 }
 
 esa_status esa_run_denoise(esa_model *m, esa_run *r)

@@ -24,7 +24,7 @@ const uint32_t *esa_video_abi(void)
         sizeof(esa_model_params),    sizeof(esa_model_info),     sizeof(esa_progress),
         sizeof(esa_generate_params), sizeof(esa_generate_stats), sizeof(esa_frames_info),
         sizeof(esa_save_params),     sizeof(esa_metrics),        sizeof(esa_load_params),
-        sizeof(esa_decode_params),
+        sizeof(esa_decode_params),   sizeof(esa_preview),
     };
     return sizes;
 }
@@ -167,6 +167,7 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
     if (!model || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
     *info = model->facts.info;
+    info->image = model->facts.image;
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
     const esa_family *f = model->family;
     if (model->dit) f->dit.memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);

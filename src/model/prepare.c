@@ -113,6 +113,7 @@ esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params 
     if (!(p->flow_shift >= 0 && p->flow_shift <= 1000))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000",
                         p->flow_shift);
+    ESA_TRY(esa_run_preview_check(m, p));
     return check_sizes(m, r);
 }
 

@@ -89,6 +89,11 @@ void esa_run_say_carry(const esa_model *m, const esa_run *r);
 /* Says where the memory of a device goes, when all of it is known. What stays of the weights was
  * said when the transformer began. */
 void esa_run_say(const esa_model *m, const esa_run *r);
+/* preview.c: checks the settings of previews; makes room for them (bytes on the device) before the
+ * transformer begins; shows one after step i, whose guided velocity is v, if it is time. */
+esa_status esa_run_preview_check(const esa_model *m, const esa_generate_params *p);
+int64_t esa_run_preview_bytes(const esa_model *m, const esa_run *r);
+esa_status esa_run_preview(esa_model *m, esa_run *r, int32_t i, const float *v);
 /* Runs all steps. */
 esa_status esa_run_denoise(esa_model *m, esa_run *r);
 

@@ -8,19 +8,19 @@ may complain in the console or ask the network for anything; players must stand 
 moving them; mask pictures must change when one clicks through them."""
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import packages
 
 packages.need("requirements-browser.txt", "playwright", "jsonschema")
+import browser  # noqa: E402
 import playwright.sync_api  # noqa: E402
 import report_fixture  # noqa: E402
+from browser import wait  # noqa: E402
 
 ESA, MAKE_RECORDING, MODELS = map(os.path.abspath, sys.argv[1:4])
 FRAMES, FPS = 9, 16
@@ -64,13 +64,6 @@ KEPT = "(() => {" + COPY + """
       }
     return n / (f.nq * f.nk);
   })()"""
-# What a screen reader could not name.
-UNNAMED = """
-  Array.from(document.querySelectorAll('button, select, input, canvas, svg[role]'))
-    .filter(e => e.offsetParent !== null || e.tagName === 'svg')
-    .filter(e => !e.getAttribute('aria-label') && !e.textContent.trim() && !(e.labels && e.labels.length) &&
-                 !e.closest('[aria-hidden]'))
-    .map(e => e.outerHTML.slice(0, 90))"""
 # The sum of the pixels of each canvas over a video.
 SUMS = "(() => {" + COPY + """
     return Array.from(document.querySelectorAll('.clip:not(.hidden) .stage canvas')).map(c => {
@@ -86,24 +79,6 @@ SHOWN = """
     .map((p, i) => getComputedStyle(p).display !== 'none' ? i : -1).filter(i => i >= 0)"""
 CHOSEN = """
   ['data-row', 'data-column'].map(name => document.querySelector('#density-heat rect.chosen').getAttribute(name))"""
-
-
-def find_browser():
-    """The browser's path, or None. Ubuntu's chromium-browser without its snap is a script that only says so."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
-        path = shutil.which(name)
-        if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0:
-            return path
-    return None
-
-
-def wait(page, condition, seconds=60):
-    """Waits until an expression is true. page.wait_for_function needs `eval`, which the page forbids."""
-    until = time.monotonic() + seconds
-    while not page.evaluate(condition):
-        if time.monotonic() > until:
-            raise AssertionError("never became true: " + condition)
-        time.sleep(0.02)
 
 
 def set_value(page, name, value, event):
@@ -152,7 +127,7 @@ class Report(unittest.TestCase):
         cls.url = make_page(cls.folder.name)
         driver = playwright.sync_api.sync_playwright().start()
         cls.addClassCleanup(driver.stop)
-        cls.browser = driver.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        cls.browser = driver.chromium.launch(executable_path=browser.find(), args=["--no-sandbox"])
         cls.addClassCleanup(cls.browser.close)
 
     def open(self, url, **view):
@@ -190,9 +165,8 @@ class Report(unittest.TestCase):
         self.assertEqual(page.evaluate("document.querySelectorAll('#time-bars .row').length"), 4)
         self.assertEqual(page.evaluate("document.querySelectorAll('#density-heat rect.cell').length"), 4)
         self.assertEqual(page.evaluate("document.querySelectorAll('#entropy-heat rect.cell').length"), 4)
-        wide = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-        self.assertEqual(wide[0], wide[1], "the page is wider than the screen")
-        unnamed = page.evaluate(UNNAMED)
+        self.assertEqual(browser.wide(page), 0, "the page is wider than the screen")
+        unnamed = page.evaluate(browser.UNNAMED)
         self.assertEqual(unnamed, [])
 
     @in_every_view
@@ -331,7 +305,7 @@ class Report(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not find_browser():
+    if not browser.find():
         print("skipped: no Chromium or Chrome on this machine (scripts/setup.sh test-all installs one on Debian)")
         sys.exit(77)
     unittest.main(argv=sys.argv[:1] + sys.argv[4:])

@@ -3,9 +3,9 @@
 """What is delivered says what it holds of others: check_notices.py SOURCE FOLDER.
 
 Somewhere below FOLDER lie LICENSE, THIRD-PARTY.txt and esa.cdx.json, once each. Every linked file of esa there is
-compared with them: each library that it needs is listed as linked dynamically; jansson and the runtimes of CUDA and
-C++, where a file needs no library for them, are listed as linked statically, with their notices. Nothing else is
-listed, and every licence is that of licenses/components.json."""
+compared with them: each library that it needs or opens is listed as linked dynamically; jansson and the runtimes of
+CUDA and C++, where a file needs no library for them, are listed as linked statically, with their notices. Nothing else
+is listed, and every licence is that of licenses/components.json."""
 import json
 import pathlib
 import re
@@ -40,6 +40,9 @@ def expected(files, known):
         for name, mark in marks.items():        # texts that the code of these libraries carries
             if mark in data and name not in here:
                 wanted.add((name, "static"))
+        for name, mark in {"libmicrohttpd": b"libmicrohttpd.so.12"}.items():    # what is opened at run time
+            if mark in data:
+                wanted.add((name, "dynamic"))
     return wanted, strange
 
 

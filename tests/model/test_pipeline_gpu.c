@@ -39,7 +39,14 @@ static void like_the_cpu(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Resident, again, and with blocks that are copied: the same pixels; and less memory. */
+static void count_preview(void *user, const esa_preview *p)
+{
+    assert_true(p->height == 64 && p->width == 64);
+    ++*(int32_t *)user;
+}
+
+/* Resident, again, with blocks that are copied and with previews: the same pixels; and less memory.
+ */
 static void same_bits(void **state)
 {
     (void)state;
@@ -50,13 +57,18 @@ static void same_bits(void **state)
     unsetenv("ESA_STAND_IN_OPEN");   /* a host that touches the GPU's memory dies here */
     p.session = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 0);
     p.cache = 100;
+    int32_t previews = 0;
     for (int32_t i = 0; i < 3; i++) {
         esa_generate_stats stats;
         esa_ctx *ctx = context(); /* a new one: its peak counts */
+        p.preview = i ? count_preview : NULL;
+        p.preview_user = &previews;
+        p.preview_every = 1;
         esa_model *model = opened(ctx, ESA_DEVICE_CUDA, limits[i]);
         frames[i] = made(ctx, model, &p, &stats);
         /* it is the sum of two peaks, of allocations and of scratch, at different times */
         if (limits[i]) assert_true(stats.device_peak_bytes <= limits[i] / 20 * 21);
+        assert_int_equal(previews, i * (p.steps - 1));
         assert_true(isinf(psnr(ctx, frames[0], frames[i])));
         esa_model_free(model);
         esa_ctx_free(ctx);

@@ -45,7 +45,8 @@ ROOMS = [
     ("cli/clip", "cli/core"),
     ("cli/experiment", "cli/core cli/clip"),
     ("cli/report", "cli/core cli/clip"),
-    ("cli", "cli/core cli/clip cli/experiment cli/report"),
+    ("cli/serve", "cli/core cli/clip"),
+    ("cli", "cli/core cli/clip cli/experiment cli/report cli/serve"),
     ("examples", ""),
     ("tests/api", "tests/common"),
 ]

@@ -90,8 +90,7 @@ esa.players = (function () {
     tell();
     requestAnimationFrame(tick);
   }
-  /* The first video leads (a clock does, where there is none); the others run a little faster or slower until they stand beside it, and
-   * jump when they are more than a frame and a half away. */
+  /* The first video leads (a clock does, where there is none); the others follow. */
   function tick() {
     if (!state.playing) return;
     var videos = state.clip.players.filter(function (p) { return p.video; }), leader = videos[0];
@@ -103,9 +102,7 @@ esa.players = (function () {
     } else {
       state.frame = frame;
       videos.slice(1).forEach(function (p) {
-        var off = (p.video.currentTime - time) * p.fps;
-        if (Math.abs(off) > 1.5 && !p.video.seeking) p.video.currentTime = time;
-        else p.video.playbackRate = state.rate * (off > 0.25 ? 0.94 : off < -0.25 ? 1.06 : 1);
+        esa.beside(p.video, time, p.fps, state.rate);
       });
       each(function (p) { if (!p.video) show_picture(p, frame); });
       tell();

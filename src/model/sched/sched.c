@@ -190,3 +190,17 @@ esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v, con
     s->next++;
     return ESA_OK;
 }
+
+/* Flows: x is (1 - s) clean + s noise, and v is noise - clean. With v-prediction, signals a before
+ * and b behind the step: v = sqrt(a) noise - sqrt(1 - a) clean, x = sqrt(b) clean + sqrt(1 - b)
+ * noise; the noise is eliminated. */
+void esa_sched_clean(const esa_sched *s, int32_t i, float *of_x, float *of_v)
+{
+    *of_x = 1;
+    *of_v = -s->sigma[i + 1];
+    if (!s->signal) return;
+    const double a = s->signal[i], b = s->next_signal[i],
+                 whole = sqrt(a * b) + sqrt((1 - a) * (1 - b));
+    *of_x = (float)(sqrt(a) / whole);
+    *of_v = (float)(-sqrt(1 - b) / whole);
+}

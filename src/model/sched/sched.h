@@ -41,5 +41,8 @@ int32_t esa_sched_draws(const esa_sched *sched, int32_t i);
  * noise[count] may be NULL where nothing is drawn. Steps must come in order from 0. */
 esa_status esa_sched_step(esa_sched *sched, int32_t i, float *x, const float *v,
                           const float *noise);
+/* The clean sample that step i expects, from the sample x behind the step and the model's output v
+ * in it: of_x * x + of_v * v. Exact where the step is of first order and draws no noise. */
+void esa_sched_clean(const esa_sched *sched, int32_t i, float *of_x, float *of_v);
 
 #endif
