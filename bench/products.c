@@ -59,9 +59,7 @@ static int make(layer *l, esa_ctx *ctx, esa_nn *nn, const int64_t size[3], int32
         fill(w, ESA_DTYPE_F32, out * in);
         fill(l->x.data, dtype, rows * in);
         esa_panels_fill(ctx, dtype, l->packed, &l->w, 0, out);
-        l->w.data = l->packed;
-        l->w.dtype = dtype;
-        l->w.panel = esa_panels_columns(ctx, dtype);
+        esa_panels_view(ctx, &l->w, dtype, l->packed);
     }
     free(w);
     return made;

@@ -123,7 +123,7 @@ const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level);
 uint32_t esa_cpu_detect(void);
 /* 1 if bf16 instructions are faster than f32 ones. Otherwise their level is used only if asked for
  * by name. */
-int32_t esa_cpu_bf16_pays(void);
+ESA_ENGINE int32_t esa_cpu_bf16_pays(void);
 /* ESA_CPU_* of a name in $ESA_CPU, or -1. */
 int32_t esa_cpu_level_from_name(const char *name);
 
