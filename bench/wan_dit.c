@@ -3,18 +3,19 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  *     wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] [--block N]
- *             [--select NAME:BUDGET[:tail]]
+ *             [--select NAME:BUDGET[:tail]] [--dtype f32|bf16]
  *
  * FOLDER is a model in diffusers' layout. 1.3b:LAYERS makes up weights of Wan2.1-T2V-1.3B's shape
  * with that many blocks. T H W is the size of the latent (wan-tiny's clip: 17 32 32). NAME is
- * dense, entropy, rf_v2 or ada_bsa. The first forward warms up; the fastest of the others counts.
+ * dense, entropy, rf_v2 or ada_bsa. --dtype is the type of linear layers and attention (f32). The
+ * first forward warms up; the fastest of the others counts.
  * bench/wan_dit.py runs diffusers beside it. */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 
 typedef struct options {
     const char *folder;
-    int32_t latent[3], threads, repeat, block, selector, tail;
+    int32_t latent[3], threads, repeat, block, selector, tail, dtype;
     double budget;
 } options;
 
@@ -33,6 +34,8 @@ static int read_options(options *o, int argc, char **argv)
             o->repeat = atoi(v);
         else if (strcmp(argv[i], "--block") == 0)
             o->block = atoi(v);
+        else if (strcmp(argv[i], "--dtype") == 0)
+            o->dtype = strcmp(v, "bf16") == 0 ? ESA_DTYPE_BF16 : ESA_DTYPE_F32;
         else if (strcmp(argv[i], "--select") == 0) {
             const size_t n = strcspn(v, ":");
             int32_t k = 0;
@@ -59,7 +62,7 @@ int main(int argc, char **argv)
     options o;
     if (!read_options(&o, argc, argv)) {
         fprintf(stderr, "usage: wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] "
-                        "[--select NAME:BUDGET[:tail]] [--block N]\n");
+                        "[--select NAME:BUDGET[:tail]] [--block N] [--dtype f32|bf16]\n");
         return 2;
     }
     esa_ctx *ctx = NULL;
@@ -68,6 +71,7 @@ int main(int argc, char **argv)
     if (esa_ctx_create(&ctx, &cp) != ESA_OK) return 1;
     esa_nn nn;
     esa_nn_init(&nn, ctx);
+    must(ctx, esa_nn_use_dtype(&nn, o.dtype));
     esa_wan_config config = DIT_CONFIG(12, 128, 1, 8960, 16, 16, 4096, 256, 1024, 1, 1, 2, 2);
     const int32_t own = strncmp(o.folder, "1.3b:", 5) != 0;
     wan_folder made = { 0 };

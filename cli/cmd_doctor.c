@@ -244,18 +244,13 @@ static int gpus_report(cli_json *json, esa_ctx *ctx)
     return status;
 }
 
-static void blas_report(const cli_blas *blas, const char *cpu)
+static void blas_report(const cli_blas *blas)
 {
-    const char *better = cli_blas_better_core(blas, cpu);
-    if (!blas->handle)
-        printf("cblas     none found; benchmarks leave out sgemm\n");
+    if (blas->handle)
+        printf("cblas     %s%s%s; only `esa bench attention` uses it, to compare with\n",
+               blas->name, blas->core[0] ? ", kernels for " : "", blas->core);
     else
-        printf("cblas     %s%s%s%s\n", blas->name, blas->core[0] ? ", kernels for " : "",
-               blas->core, better ? ": slow on this processor" : "");
-    if (better)
-        printf("hint      OpenBLAS does not know this processor; OPENBLAS_CORETYPE=%s in the "
-               "environment makes its products several times faster\n",
-               better);
+        printf("cblas     none found; `esa bench attention` leaves out sgemm\n");
 }
 
 /* Checks every kernel set of the CPU that this machine can run. */
@@ -341,7 +336,7 @@ int cmd_doctor(int argc, char **argv)
     cli_json_text(json, "threads_limit", *limit ? limit : NULL);
     printf("kernels   %s%s%s%s\n", esa_ctx_cpu(ctx), lowered ? " (ESA_CPU=" : "",
            lowered ? lowered : "", lowered ? ")" : "");
-    blas_report(&blas, esa_ctx_cpu(ctx));
+    blas_report(&blas);
     const int gpus = gpus_report(json, ctx);
 
     status = kernel_sets_report(json, threads);

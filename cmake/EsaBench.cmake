@@ -30,4 +30,14 @@ if(ESA_VIDEO_FOUND)
   add_test(NAME bench.wan_dit COMMAND bench_wan_dit ${CMAKE_CURRENT_SOURCE_DIR}/models/wan-tiny 3 8 8
            --repeat 1 --block 64 --select entropy:0.5:tail)
   set_tests_properties(bench.wan_dit PROPERTIES LABELS bench TIMEOUT 300)
+
+  # Seconds of linear layers. bench/products.py puts torch beside it.
+  add_executable(bench_products bench/products.c)
+  esa_compile_settings(bench_products)
+  target_include_directories(bench_products PRIVATE src)
+  target_link_libraries(bench_products PRIVATE esa_video_static)
+  set_target_properties(bench_products PROPERTIES OUTPUT_NAME products
+                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/bench)
+  add_test(NAME bench.products COMMAND sh -c "printf 'shape 40 64 48 f32\\nrun\\n' | $<TARGET_FILE:bench_products>")
+  set_tests_properties(bench.products PROPERTIES LABELS bench TIMEOUT 60 PASS_REGULAR_EXPRESSION "^ok\n0\\.[0-9]+")
 endif()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libesa_video: the engine (src/nn, src/media, src/metric, src/model) behind include/esa/esa_video.h and esa_frames.h.
-# It links libesa and works on the caller's ctx; the two compare their build ids. It needs a CBLAS, jansson and libpng,
+# It links libesa and works on the caller's ctx; the two compare their build ids. It needs jansson and libpng,
 # and uses sentencepiece and FFmpeg if they are found. ESA_VIDEO=AUTO builds it if its libraries are found; everything
 # else works without it.
 #   targets      esa_video (shared), esa_video_static (what tests link; carries the dependencies)
@@ -21,17 +21,10 @@ set(ESA_VIDEO_MISSING "")
 if(PkgConfig_FOUND)
   pkg_check_modules(ESA_JANSSON QUIET IMPORTED_TARGET jansson)
   pkg_check_modules(ESA_PNG QUIET IMPORTED_TARGET libpng)
-  pkg_check_modules(ESA_BLAS QUIET IMPORTED_TARGET openblas)
-  if(NOT TARGET PkgConfig::ESA_BLAS)
-    pkg_check_modules(ESA_BLAS QUIET IMPORTED_TARGET cblas)
-  endif()
   pkg_check_modules(ESA_FFMPEG QUIET IMPORTED_TARGET libavformat libavcodec libavutil libswscale)
   pkg_check_modules(ESA_SENTENCEPIECE QUIET IMPORTED_TARGET sentencepiece)
 else()
   list(APPEND ESA_VIDEO_MISSING pkg-config)
-endif()
-if(NOT TARGET PkgConfig::ESA_BLAS)
-  list(APPEND ESA_VIDEO_MISSING "a CBLAS (libopenblas-dev)")
 endif()
 if(NOT TARGET PkgConfig::ESA_JANSSON)
   list(APPEND ESA_VIDEO_MISSING "jansson (libjansson-dev)")
@@ -98,7 +91,7 @@ target_include_directories(esa_video_objects PUBLIC include PRIVATE src)
 set_target_properties(esa_video_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(esa_video_objects PRIVATE $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>
                            $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
-set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m
+set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m
     ${CMAKE_DL_LIBS} Threads::Threads)
 if(ESA_VIDEO_FFMPEG)
   list(APPEND ESA_VIDEO_LIBRARIES PkgConfig::ESA_FFMPEG)
@@ -121,7 +114,7 @@ foreach(face esa_video esa_video_static)
 endforeach()
 # libesa lies beside it, in the build folder and where they are installed.
 set_target_properties(esa_video PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ESA_API_VERSION})
-esa_runtime_path(esa_video "$ORIGIN" ESA_BLAS ESA_JANSSON ESA_PNG ESA_FFMPEG ESA_SENTENCEPIECE)
+esa_runtime_path(esa_video "$ORIGIN" ESA_JANSSON ESA_PNG ESA_FFMPEG ESA_SENTENCEPIECE)
 esa_exports(esa_video ESA_VIDEO_${ESA_API_VERSION} ESA_VIDEO_PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include/esa/esa_video.h
             ${CMAKE_CURRENT_SOURCE_DIR}/include/esa/esa_frames.h)
 set_target_properties(esa_video_static PROPERTIES OUTPUT_NAME esa_video)

@@ -52,7 +52,7 @@ foreach(pair ${FILES})
         set(known ${id})
       endif()
     endforeach()
-    if(NOT known)       # a library of another system, such as another CBLAS
+    if(NOT known)       # a library of another system
       set(known ${soname})
       list(APPEND ids ${soname})
       set(name_${soname} ${soname})

@@ -65,7 +65,6 @@ missing() {
     library jansson || echo libjansson-dev
     if [ "$job" = video ] || [ "$job" = test ]; then
         have g++ || echo g++
-        library openblas || library cblas || echo libopenblas-dev
         library libpng || echo libpng-dev
         library sentencepiece || echo libsentencepiece-dev
         library libmicrohttpd || echo libmicrohttpd-dev

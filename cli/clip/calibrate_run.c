@@ -52,12 +52,13 @@ static int make_settings(job *j)
     cli_json_fields(json,
                     "format %s version %d model %s config_hash %s weights_hash %s folder %s "
                     "frames %d height %d width %d recorded_steps %d step_groups %ld per_branch %i "
-                    "guidance %g negative_prompt %s scheduler %d flow_shift %g order %s",
+                    "guidance %g negative_prompt %s scheduler %d flow_shift %g order %s dtype %s",
                     CALIBRATE_FORMAT, 1, j->maker.info.name, j->maker.info.config_hash, weights,
                     j->maker.folder, r->p.frames, r->p.height, r->p.width, r->p.steps,
                     calibrate_groups(r), session->record_per_branch, r->p.guidance,
                     r->p.negative_prompt, r->p.scheduler, r->p.flow_shift,
-                    cli_name(name, CLI_ORDERS, session->select.layout.order));
+                    cli_name(name, CLI_ORDERS, session->select.layout.order),
+                    clip_dtype(&j->maker));
     clip_noise_json(json, r);
     cli_json_reals(json, "window", r->window.real, r->window.count);
     cli_json_fields(json, "block %s", block);

@@ -22,9 +22,15 @@ static int find_model(char *folder, size_t size, const clip_opening *o, const ch
     return CLI_OK;
 }
 
+const char *clip_dtype(const clip_maker *m)
+{
+    return m->info.compute == ESA_COMPUTE_BF16 ? "bf16" : "f32";
+}
+
 void clip_maker_json(cli_json *json, const clip_maker *m)
 {
     cli_device_json(json, &m->device);
+    cli_json_fields(json, "dtype %s", clip_dtype(m));
     if (m->device.device != ESA_DEVICE_CUDA) return;
     cli_json_open(json, "memory", '{');
     cli_json_fields(json, "weights_bytes %ld resident_blocks %d blocks %d streamed_bytes %ld",
@@ -93,6 +99,9 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     p.hold = o->hold;
     p.device = m->device.device;
     p.linear = o->linear;
+    p.compute = o->dtype == 0   ? ESA_COMPUTE_AUTO
+                : o->dtype == 1 ? ESA_COMPUTE_F32
+                                : ESA_COMPUTE_BF16;
     p.keep = o->keep;
     p.max_memory = limit;
     p.random = o->random;

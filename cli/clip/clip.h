@@ -54,6 +54,7 @@ typedef struct clip_opening {
     const char *check_file; /* check: a weight file alone instead of a model; NULL: the model */
     const char *device;     /* --device; NULL: auto */
     int linear;             /* ESA_LINEAR_* */
+    int dtype;              /* 0: auto, 1: f32, 2: bf16 */
     const char *keep;       /* F8: tensors that stay in bf16; NULL: none */
     const char *max_vram;   /* a size; NULL: no limit */
     const char *lpips;      /* weights of LPIPS, for clip_compare; NULL: it is not measured */
@@ -70,6 +71,8 @@ void clip_close(clip_maker *maker);
 /* Splits FILE[:SCALE] and copies the name to name. The part behind the last colon is the scale if
  * it is a number and no file has the whole text as its name. CLI_FAILED after a message. */
 int clip_lora(esa_lora *lora, char *name, size_t size, const char *text, const char *what);
+/* "bf16" or "f32": the type that the model's linear layers and attention are computed in. */
+const char *clip_dtype(const clip_maker *maker);
 /* Writes where the model runs and what it takes there into the open object. */
 void clip_maker_json(cli_json *json, const clip_maker *maker);
 /* 1 if the built-in prompts are those of wan-tiny. */

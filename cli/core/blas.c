@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -79,21 +78,4 @@ void cli_blas_close(cli_blas *blas)
 {
     if (blas->handle) dlclose(blas->handle);
     memset(blas, 0, sizeof *blas);
-}
-
-/* An OpenBLAS older than the processor takes kernels that run anywhere: that of Debian 12 takes
- * Prescott's (SSE3) on a Xeon of 2023. */
-const char *cli_blas_better_core(const cli_blas *blas, const char *cpu)
-{
-    static const char *const old[] = { "Katmai",       "Coppermine", "Northwood", "Prescott",
-                                       "Banias",       "Atom",       "Core2",     "Penryn",
-                                       "Dunnington",   "Nehalem",    "Athlon",    "Opteron",
-                                       "Opteron_SSE3", "Barcelona",  "Nano",      "Generic" };
-    for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
-        if (strcasecmp(blas->core, old[i]) != 0) continue;
-        return strncmp(cpu, "avx512", 6) == 0 || strcmp(cpu, "amx") == 0 ? "SkylakeX"
-               : strcmp(cpu, "avx2") == 0                                ? "Haswell"
-                                                                         : NULL;
-    }
-    return NULL;
 }

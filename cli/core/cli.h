@@ -222,9 +222,6 @@ typedef struct cli_blas {
 } cli_blas;
 void cli_blas_open(cli_blas *blas, int threads);
 void cli_blas_close(cli_blas *blas);
-/* The core OpenBLAS should have chosen for a processor that runs the kernel set cpu (esa_ctx_cpu);
- * NULL if its choice is fine. */
-const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
 

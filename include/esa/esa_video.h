@@ -77,6 +77,13 @@ enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_A
  * which is faster, and less exact where sums are long. */
 enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1, ESA_LINEAR_F8_FAST = 2 };
 
+/* The type that the CPU multiplies in. BF16 holds and multiplies the weights of linear layers and
+ * of the decoder's convolutions in bf16, and computes self-attention in bf16; sums, norms and the
+ * rest stay in f32. It needs a processor with bf16 instructions (else ESA_ERR_UNSUPPORTED) and a
+ * hold other than F32. AUTO is BF16 where that is faster (AMX, AVX-512 BF16 on AMD) and hold is not
+ * F32, else F32. DEFAULT is F32. A GPU computes in bf16; there F32 is ESA_ERR_UNSUPPORTED. */
+enum { ESA_COMPUTE_DEFAULT = 0, ESA_COMPUTE_F32 = 1, ESA_COMPUTE_BF16 = 2, ESA_COMPUTE_AUTO = 3 };
+
 struct esa_progress; /* below */
 
 /* A LoRA file: what it adds to the transformer is multiplied by scale. */
@@ -124,7 +131,9 @@ typedef struct esa_model_params {
     int32_t lora_2_count;
     const char *transformer_2;
     const esa_lora *lora_2;
-    int64_t reserved[4];
+    int32_t compute; /* ESA_COMPUTE_* (DEFAULT) */
+    int32_t reserved0;
+    int64_t reserved[3];
 } esa_model_params;
 
 ESA_API esa_model_params esa_model_params_default(void);
@@ -171,7 +180,9 @@ typedef struct esa_model_info { /* struct_size is set by the caller */
     /* Models with two transformers: the default guidance of the second one, and the boundary: the
      * second one runs the steps whose timestep is below boundary * 1000. 0: there is only one. */
     double guidance_2, boundary;
-    int64_t reserved[4];
+    int32_t compute; /* ESA_COMPUTE_F32 or BF16 */
+    int32_t reserved1;
+    int64_t reserved[3];
 } esa_model_info;
 
 ESA_API esa_status esa_model_get_info(const esa_model *model, esa_model_info *info);
@@ -269,8 +280,9 @@ typedef struct esa_generate_params {
     double cache;
     double quality; /* instead of session.work: the PSNR against dense, in dB, that the plan shall
                      * expect; 0: not given */
-    /* GPU: called before the first step with lines that say where its memory goes: which weights
-     * stay there, which are copied and what that costs; may be NULL */
+    /* Called before the first step: on the CPU with a line that says in which type it computes, on
+     * a GPU with lines that say where its memory goes: which weights stay there, which are copied
+     * and what that costs; may be NULL */
     void (*say)(void *user, const char *line);
     void *say_user;
     /* Noise levels of the steps instead of the scheduler's own, for EULER and UNIPC: they fall, are

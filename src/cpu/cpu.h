@@ -134,10 +134,10 @@ const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level);
 uint32_t esa_cpu_detect(void);
 /* The level of the plain vectors that a level has: AVX512 for AVX512BF16 and AMX, NEON for
  * NEONBF16, else the level itself. */
-int32_t esa_cpu_vectors(int32_t level);
+ESA_ENGINE int32_t esa_cpu_vectors(int32_t level);
 /* 1 if the bf16 instructions of AVX-512 are faster than f32 ones. Otherwise their level is used
  * only if asked for by name. */
-int32_t esa_cpu_bf16_pays(void);
+ESA_ENGINE int32_t esa_cpu_bf16_pays(void);
 /* ESA_CPU_* of a name in $ESA_CPU, or -1. */
 int32_t esa_cpu_level_from_name(const char *name);
 

@@ -38,7 +38,6 @@ struct esa_ctx {
     int64_t arena_peak;
     atomic_int busy;       /* ESA_CTX_*: whether a call is inside */
     int32_t lent;          /* callbacks that run now, each between lend and take_back */
-    int32_t blas_ready;    /* 1: the engine's BLAS has its memory (nn/blas_room.c) */
     int64_t entries;       /* calls that took the guard so far; for tests */
     int64_t views_checked; /* tensor views checked so far; for tests */
     char error[512];

@@ -138,8 +138,7 @@ static esa_status open_file(esa_ctx *ctx, esa_lpips **lpips, const char *path)
     else {
         l->ctx = ctx;
         esa_nn_init(&l->nn, ctx);
-        status = esa_nn_blas_ready(&l->nn);
-        if (!status) status = load(l, file);
+        status = load(l, file);
     }
     esa_st_close(file);
     if (status)

@@ -105,9 +105,22 @@ static void say_memory(const esa_model *m, const esa_run *r)
     r->p.say(r->p.say_user, line);
 }
 
+/* On the CPU: the type of linear layers and attention. */
+static void say_type(const esa_model *m, const esa_run *r)
+{
+    char line[160];
+    snprintf(line, sizeof line, "compute   %s in linear layers and attention (kernels: %s)",
+             m->nn.bf16 ? "bf16" : "f32", esa_nn_kernels(&m->nn));
+    r->p.say(r->p.say_user, line);
+}
+
 void esa_run_say(const esa_model *m, const esa_run *r)
 {
-    if (!r->p.say || m->nn.be->host_memory) return;
+    if (!r->p.say) return;
+    if (m->nn.be->host_memory) {
+        say_type(m, r);
+        return;
+    }
     esa_run_say_carry(m, r);
     say_memory(m, r);
 }

@@ -66,9 +66,7 @@ static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_lo
     m->cancelled = 0;
     m->density = NAN;
     m->began = m->stage_began = esa_nn_now();
-    esa_nn_enter(&m->nn);
     const esa_status status = decode_host(m, frames, t->data, latent, params->vae_tile);
-    esa_nn_leave(&m->nn);
     m->call = NULL;
     return status;
 }

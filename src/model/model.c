@@ -168,6 +168,8 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
     *info = model->facts.info;
     info->image = model->facts.image;
+    info->compute = model->nn.bf16 || !model->nn.be->host_memory ? ESA_COMPUTE_BF16
+                                                                 : ESA_COMPUTE_F32;
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
     const esa_family *f = model->family;
     if (model->dit) f->dit.memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
@@ -197,6 +199,27 @@ void esa_model_free(esa_model *model)
     esa_nn_close(&model->nn);
     esa_mem_free(&mem, model->folder, model->folder_bytes);
     esa_mem_free(&mem, model, sizeof *model);
+}
+
+/* Chooses the type that linear layers and attention are computed in. */
+static esa_status choose_type(esa_nn *nn, const esa_model_params *p)
+{
+    const int32_t wanted = p->compute;
+    if (wanted < ESA_COMPUTE_DEFAULT || wanted > ESA_COMPUTE_AUTO)
+        return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
+                        "compute is %d, expected ESA_COMPUTE_DEFAULT, F32, BF16 or AUTO", wanted);
+    if (!nn->be->host_memory)
+        return wanted == ESA_COMPUTE_F32
+                   ? esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED, "the %s computes in bf16, not in f32",
+                              nn->be->name)
+                   : ESA_OK;
+    if (wanted == ESA_COMPUTE_BF16 && p->hold == ESA_HOLD_F32)
+        return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
+                        "weights held in f32 were asked for, and products in bf16; give one");
+    const int32_t bf16 = wanted == ESA_COMPUTE_BF16 ||
+                         (wanted == ESA_COMPUTE_AUTO && p->hold != ESA_HOLD_F32 &&
+                          esa_nn_bf16_pays(nn->ctx));
+    return esa_nn_use_dtype(nn, bf16 ? ESA_DTYPE_BF16 : ESA_DTYPE_F32);
 }
 
 /* Does everything but the weights. On failure *model is NULL. */
@@ -235,6 +258,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     m->random = p.random;
     esa_nn_init(&m->nn, ctx);
     esa_status status = esa_nn_use(&m->nn, p.device);
+    if (!status) status = choose_type(&m->nn, &p);
     m->nn.fast = p.linear == ESA_LINEAR_F8_FAST;
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
@@ -369,11 +393,7 @@ esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
     esa_model *m = NULL;
     esa_status status = model ? begin(ctx, &m, folder, params)
                               : esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
-    if (!status) {
-        esa_nn_enter(&m->nn);
-        status = load(m, params);
-        esa_nn_leave(&m->nn);
-    }
+    if (!status) status = load(m, params);
     if (!status)
         *model = m;
     else

@@ -23,7 +23,8 @@ esa_status esa_part_open_transformer(const esa_part_env *env, esa_weights **w, c
 void esa_part_want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
                           const char *name)
 {
-    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
+    esa_weights_want(w, &l->weight, flags | ESA_WANT_PRODUCT, 2, (int64_t[]){ out, in },
+                     "%s.weight", name);
     esa_weights_want(w, &l->bias, flags & ~ESA_WANT_F8, 1, &out, "%s.bias", name);
 }
 

@@ -191,9 +191,7 @@ static esa_status run_all(esa_model *m, esa_run *r, const esa_generate_params *p
     ESA_TRY(m->nn.ops->settle(&m->nn));
     count_work(m, r->work_before);
     m->call = &r->p;
-    esa_nn_enter(&m->nn);
     const esa_status status = run_stages(m, r);
-    esa_nn_leave(&m->nn);
     if (!status && stats) fill_stats(m, r, stats);
     return status;
 }

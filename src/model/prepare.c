@@ -178,7 +178,8 @@ static esa_status prepare_work(esa_model *m, esa_run *r, esa_session_params *s)
 static esa_status measure_session(esa_model *m, esa_run *r)
 {
     esa_shapes shapes = esa_shapes_default();
-    shapes.dtype = m->nn.ops->dtype;
+    const esa_view row = esa_view_of(NULL, m->nn.ops->dtype, m->nn.be->device, 1, 1);
+    shapes.dtype = m->nn.ops->attended(&m->nn, &row).dtype;
     shapes.device = m->nn.be->device;
     shapes.device_index = m->nn.be->ordinal(m->ctx);
     shapes.B = 1;

@@ -72,7 +72,7 @@ static esa_status load_host(esa_store *s, int32_t hold)
 static esa_status fill(esa_store *s, const esa_store_settings *settings)
 {
     int64_t limit;
-    if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold);
+    if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold, s->nn->bf16);
     ESA_TRY(check_settings(s->nn, s->w, settings));
     ESA_TRY(esa_store_layout(s, settings));
     ESA_TRY(ask_for(s, &limit, esa_store_all(s), esa_store_loading(s), 0));

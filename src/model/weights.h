@@ -38,8 +38,9 @@ enum {
     ESA_WANT_OPTIONAL = 2, /* may be missing; the view's data is then NULL */
     /* for a store (store.h): follows the tensor wanted before it, with nothing between */
     ESA_WANT_JOIN = 4,
-    ESA_WANT_F8 = 8,   /* for a store: may be held in F8 */
-    ESA_WANT_HOST = 16 /* for a store: stays in host memory, as esa_weights_load holds it */
+    ESA_WANT_F8 = 8,      /* for a store: may be held in F8 */
+    ESA_WANT_HOST = 16,   /* for a store: stays in host memory, as esa_weights_load holds it */
+    ESA_WANT_PRODUCT = 32 /* of a linear layer alone: host memory may hold it packed */
 };
 
 /* Opens the files folder/STEM*. part is its name in messages. The object keeps ctx, which must
@@ -107,9 +108,12 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
  * the total; may be NULL. A return value other than 0 stops loading (see tick in part.h). */
 void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total),
                        void *user);
-/* Fills the views after a successful check; hold is an ESA_HOLD_*. Fails with ESA_ERR_STATE
- * "cancelled" if tick stops it. */
-esa_status esa_weights_load(esa_weights *w, int32_t hold);
+/* Fills the views after a successful check; hold is an ESA_HOLD_*. Tensors wanted with
+ * ESA_WANT_PRODUCT that are held in f32 are packed for products (nn/product.h), and with bf16 those
+ * that are held in bf16 too; with ESA_HOLD_FILE no tensor is packed that lies mapped. bf16 1:
+ * ESA_HOLD_AUTO holds a small part's products in bf16. Fails with ESA_ERR_STATE "cancelled" if tick
+ * stops it. */
+esa_status esa_weights_load(esa_weights *w, int32_t hold, int32_t bf16);
 
 int64_t esa_weights_parameters(const esa_weights *w); /* elements of the requested tensors */
 /* Bytes held in copies, and bytes of mapped files. */

@@ -13,6 +13,7 @@
 #include "base/blocks.h"
 #include "base/rng.h"
 #include "nn/leaf.h"
+#include "nn/product.h"
 
 /* ESA_HOLD_AUTO keeps a part in f32 if it is smaller than this in f32 */
 #define SMALL_BYTES (INT64_C(1) << 30)
@@ -267,7 +268,44 @@ void esa_weights_close_files(esa_weights *w)
     w->checked = 0;
 }
 
-esa_status esa_weights_load(esa_weights *w, int32_t hold)
+/* The type that a tensor is held in before it is packed. */
+static int32_t held_for(const esa_weights *w, const esa_wanted *e, int32_t hold, int32_t bf16)
+{
+    const int32_t held = esa_weights_held(w, e, hold),
+                  product = (e->flags & ESA_WANT_PRODUCT) && !(e->flags & ESA_WANT_F32);
+    return bf16 && product && hold == ESA_HOLD_AUTO && held == ESA_DTYPE_F32 ? ESA_DTYPE_BF16
+                                                                             : held;
+}
+
+/* 1 if a loaded tensor is packed for products. */
+static int32_t is_packed(const esa_wanted *e, int32_t hold, int32_t bf16)
+{
+    const int32_t dtype = e->view->dtype, exact = (e->flags & ESA_WANT_F32) && bf16;
+    if (!(e->flags & ESA_WANT_PRODUCT) || (e->mapped && hold == ESA_HOLD_FILE && !exact)) return 0;
+    if (dtype == ESA_DTYPE_BF16) return bf16 && !(e->mapped && hold == ESA_HOLD_AUTO);
+    return dtype == ESA_DTYPE_F32;
+}
+
+static esa_status pack(esa_weights *w, esa_wanted *e)
+{
+    esa_weight *view = e->view;
+    const int64_t out = view->dim[0], depth = esa_weight_count(view) / out,
+                  bytes = esa_panels_bytes(w->ctx, view->dtype, out, depth);
+    void *packed = esa_mem_alloc(&w->ctx->mem, bytes);
+    if (!packed)
+        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for %s of the %s: %lld bytes",
+                        e->name, w->part, (long long)bytes);
+    esa_panels_fill(w->ctx, view->dtype, packed, view, 0, out);
+    if (e->mapped) esa_weights_give_back(w, e, 0, esa_weight_count(view));
+    esa_mem_free(&w->ctx->mem, e->copy, e->copy_bytes);
+    e->mapped = 0;
+    e->copy = packed;
+    e->copy_bytes = bytes;
+    esa_panels_view(w->ctx, view, view->dtype, packed);
+    return ESA_OK;
+}
+
+esa_status esa_weights_load(esa_weights *w, int32_t hold, int32_t bf16)
 {
     if (!w->checked)
         return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights can only be loaded after a check",
@@ -280,7 +318,8 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
         if (!e->present || !e->view) continue;
-        ESA_TRY(esa_weights_load_one(w, e, esa_weights_held(w, e, hold)));
+        ESA_TRY(esa_weights_load_one(w, e, held_for(w, e, hold, bf16)));
+        if (is_packed(e, hold, bf16)) ESA_TRY(pack(w, e));
         done += esa_weights_bytes(w, e);
         if (w->tick && w->tick(w->tick_user, done, total))
             return esa_fail(w->ctx, ESA_ERR_STATE, "cancelled");

@@ -11,13 +11,15 @@
 #include "model/lora.h"
 #include "model/weights_internal.h"
 #include "nn/leaf.h"
+#include "nn/product.h"
 
 /* elements of one piece */
 #define PIECE (INT64_C(1) << 18)
 
 /* The factors of one change in f32. */
 typedef struct factors {
-    float *up, *down; /* [rows][rank], [rank][cols]; up NULL: down is [rows][cols] */
+    float *up;   /* [rows][rank]; NULL: there is only down */
+    float *down; /* [rank][cols], packed for products (nn/product.h); without up [rows][cols] */
     int64_t up_bytes, down_bytes, rank;
     float factor;
 } factors;
@@ -29,7 +31,9 @@ typedef struct merge_job {
     int64_t changes;
     void *to;
     int32_t dtype;
-    float *room; /* [threads][step][cols] */
+    const esa_ctx *ctx;
+    float *room; /* [threads]: [step][cols], then sums of a product (nn/product.h) */
+    int64_t room_floats;
 } merge_job;
 
 /* Elements of a tensor of a LoRA file in f32. */
@@ -76,13 +80,13 @@ static void merge_piece(void *arg, int64_t item, int32_t worker)
 {
     const merge_job *j = arg;
     const int64_t row = item * j->step, rows = esa_min64(j->step, j->rows - row);
-    float *x = j->room + worker * j->step * j->cols;
+    float *x = j->room + worker * j->room_floats;
     esa_weight_to_f32(x, &j->from, row * j->cols, rows * j->cols);
     for (int64_t k = 0; k < j->changes; k++) {
         const factors *f = &j->f[k];
         if (f->up) {
-            esa_nn_gemm_one(x, j->cols, f->up + row * f->rank, f->rank, f->down, j->cols, rows,
-                            j->cols, f->rank, 0, f->factor, 1);
+            esa_panels_add(j->ctx, x, f->up + row * f->rank, f->down, rows, j->cols, f->rank,
+                           f->factor, x + rows * j->cols);
             continue;
         }
         const float *d = f->down + row * j->cols;
@@ -115,7 +119,8 @@ static esa_status read_factors(esa_weights *w, const esa_wanted *e, factors *f, 
 {
     f->factor = d->factor;
     f->rank = d->up ? d->down->dim[0] : 0;
-    f->down_bytes = 4 * (d->up ? f->rank : j->rows) * j->cols;
+    f->down_bytes = d->up ? esa_panels_bytes(j->ctx, ESA_DTYPE_F32, j->cols, f->rank)
+                          : 4 * j->rows * j->cols;
     f->up_bytes = 4 * f->rank * j->rows;
     f->down = esa_mem_alloc(&w->ctx->mem, f->down_bytes);
     f->up = d->up ? esa_mem_alloc(&w->ctx->mem, f->up_bytes) : NULL;
@@ -125,7 +130,12 @@ static esa_status read_factors(esa_weights *w, const esa_wanted *e, factors *f, 
         read_share(f->down, e, d, d->down, first, count, 1, 1);
         return ESA_OK;
     }
-    read_f32(f->down, d->file, d->down, 0, f->rank * j->cols);
+    const int64_t bytes = 4 * f->rank * j->cols;
+    float *rows = esa_mem_alloc(&w->ctx->mem, bytes);
+    if (!rows) return lacks_memory(w, e);
+    read_f32(rows, d->file, d->down, 0, f->rank * j->cols);
+    esa_panels_fill_rows(j->ctx, f->down, rows, f->rank, j->cols);
+    esa_mem_free(&w->ctx->mem, rows, bytes);
     read_share(f->up, e, d, d->up, first, count, j->cols, f->rank);
     return ESA_OK;
 }
@@ -135,7 +145,8 @@ static esa_status run(esa_weights *w, const esa_wanted *e, merge_job *j)
 {
     factors f[ESA_LORA_MOST] = { { 0 } };
     const int32_t threads = esa_pool_threads(w->ctx->pool);
-    const int64_t room = esa_size_mul(4 * (int64_t)threads * j->step, j->cols);
+    j->room_floats = j->step * j->cols + esa_panels_sums(w->ctx, j->step);
+    const int64_t room = esa_size_mul(4 * (int64_t)threads, j->room_floats);
     esa_status status = ESA_OK;
     for (const esa_delta *d = e->delta; d && !status; d = d->next)
         status = read_factors(w, e, &f[j->changes++], d, j);
@@ -161,7 +172,9 @@ esa_status esa_weights_merge(esa_weights *w, const esa_wanted *e, void *dst, int
     for (int64_t row = first, end = first + rows; row < end && !status;) {
         int64_t left;
         esa_share_element(&e->share, e, row * cols, &left);
-        merge_job j = { .first = row, .rows = esa_min64(end - row, left / cols), .cols = cols };
+        merge_job j = {
+            .first = row, .rows = esa_min64(end - row, left / cols), .cols = cols, .ctx = w->ctx
+        };
         j.from = (esa_weight){ .data = esa_weights_data(w, e, row * cols),
                                .dtype = esa_weights_file_dtype(e),
                                .rank = 2,

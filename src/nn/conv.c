@@ -8,7 +8,7 @@
 #include "nn/nn.h"
 
 #include <string.h>
-#include "nn/conv_leaf.h"
+#include "nn/conv_half.h"
 
 #define PATCH      128 /* output pixels per task: how often each slice of weights is used */
 /* the same, if the weights of a block are larger than WIDE_BYTES and leave the second-level cache
@@ -56,6 +56,22 @@ static float tap_of(const esa_conv *c, const float *w, int32_t phase, int64_t ro
     return sum;
 }
 
+/* Packs the f32 weights block by block. */
+static void pack_blocks(esa_conv *c, const float *source, int64_t phase_floats)
+{
+    for (int32_t phase = 0; phase < (c->up2 ? 4 : 1); phase++)
+        for (int32_t b = 0; b < c->blocks; b++) {
+            const conv_block block = block_of(c, b);
+            const int64_t width = (int64_t)block.vectors * c->lanes;
+            float *to = c->packed + phase * phase_floats + block.offset;
+            for (int64_t row = 0; row < c->rows; row++)
+                for (int64_t k = 0; k < c->run; k++, to += width)
+                    for (int64_t i = 0; i < width; i++)
+                        to[i] = i < block.count ? tap_of(c, source, phase, row, k, block.first + i)
+                                                : 0.0f;
+        }
+}
+
 esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *c, const esa_weight *w, const esa_weight *bias,
                             int32_t up2)
 {
@@ -70,27 +86,21 @@ esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *c, const esa_weight *w, const 
     c->kw = (int32_t)w->dim[w->rank - 1];
     c->rows = c->kt * (up2 ? 2 : c->kh);
     c->run = (int64_t)(up2 ? 2 : c->kw) * c->cin;
-    const int64_t vectors = esa_ceil_div(c->cout, c->lanes);
+    c->half = esa_conv_half_pays(nn, c);
+    const int64_t vectors = esa_ceil_div(c->cout, c->lanes), count = esa_weight_count(w);
     c->blocks = (int32_t)esa_ceil_div(vectors, ESA_CONV_VECTORS);
-    const int64_t phase_floats = vectors * c->lanes * c->rows * c->run, phases = up2 ? 4 : 1;
-    c->bytes = 4 * (phases * phase_floats + c->cout);
-    const int64_t count = esa_weight_count(w);
+    const int64_t phase_floats = vectors * c->lanes * c->rows * c->run, phases = up2 ? 4 : 1,
+                  bytes = c->half ? esa_conv_half_bytes(nn, c) : 4 * phases * phase_floats;
+    c->bytes = bytes + 4 * c->cout;
     void *source = NULL;
-    ESA_TRY(esa_nn_scratch(nn, &source, 4 * count));
+    ESA_TRY(esa_nn_scratch(nn, &source, 4 * (count + ESA_CPU_MAX_NR * c->run)));
     ESA_TRY(esa_nn_alloc(nn, (void **)&c->packed, c->bytes, "the weights of a convolution"));
     esa_weight_to_f32(source, w, 0, count);
-    for (int32_t phase = 0; phase < phases; phase++)
-        for (int32_t b = 0; b < c->blocks; b++) {
-            const conv_block block = block_of(c, b);
-            const int64_t width = (int64_t)block.vectors * c->lanes;
-            float *to = c->packed + phase * phase_floats + block.offset;
-            for (int64_t row = 0; row < c->rows; row++)
-                for (int64_t k = 0; k < c->run; k++, to += width)
-                    for (int64_t i = 0; i < width; i++)
-                        to[i] = i < block.count ? tap_of(c, source, phase, row, k, block.first + i)
-                                                : 0.0f;
-        }
-    c->bias = c->packed + phases * phase_floats;
+    if (c->half)
+        esa_conv_half_pack(nn, c, source, tap_of, (float *)source + count);
+    else
+        pack_blocks(c, source, phase_floats);
+    c->bias = (float *)((char *)c->packed + bytes);
     if (bias && bias->data)
         esa_weight_to_f32(c->bias, bias, 0, c->cout);
     else
@@ -179,6 +189,8 @@ esa_status esa_nn_conv(esa_nn *nn, const esa_conv *c, float *y, int64_t y_row,
                        const float *const *x, int64_t x_row, int64_t height, int64_t width,
                        const float *residual, int64_t residual_row)
 {
+    if (c->half)
+        return esa_conv_half_run(nn, c, y, y_row, x, x_row, height, width, residual, residual_row);
     conv_job j = { .c = c,
                    .leaf = esa_conv_leaf_get(nn->ctx->kern->level),
                    .y = y,

@@ -31,10 +31,10 @@ const esa_conv_leaf esa_conv_leaf_plain = { "plain", LANES, PIXELS, tile };
 const esa_conv_leaf *esa_conv_leaf_get(int32_t level)
 {
 #if defined(__x86_64__)
-    if (level == ESA_CPU_AVX512 || level == ESA_CPU_AVX512BF16) return &esa_conv_leaf_avx512;
+    if (esa_cpu_vectors(level) == ESA_CPU_AVX512) return &esa_conv_leaf_avx512;
     if (level == ESA_CPU_AVX2) return &esa_conv_leaf_avx2;
 #elif defined(__aarch64__)
-    if (level == ESA_CPU_NEON) return &esa_conv_leaf_neon;
+    if (esa_cpu_vectors(level) == ESA_CPU_NEON) return &esa_conv_leaf_neon;
 #endif
     (void)level;
     return &esa_conv_leaf_plain;

@@ -1,4 +1,5 @@
-/* cpu_ops.c - the operations of ops.h in host memory: f32, through the functions of nn.h.
+/* cpu_ops.c - the operations of ops.h in host memory: f32, or bf16 for the inputs of layers and
+ * attention (nn->bf16), through the functions of nn.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "nn/ops.h"
 
@@ -9,11 +10,23 @@
 #define PATCHES 64    /* patches per task */
 #define LATENTS 16384 /* elements of latents per task */
 
+/* The rows begin where those of the room begin, as on devices. */
+static esa_view as_bf16(const esa_view *room)
+{
+    esa_view v = *room;
+    if (v.dtype == ESA_DTYPE_F32) v.ld *= 2;
+    v.dtype = ESA_DTYPE_BF16;
+    return v;
+}
+
 static esa_view cpu_input(const esa_nn *nn, const esa_view *room, const esa_linear *l)
 {
-    (void)nn;
-    (void)l;
-    return *room;
+    return esa_nn_product_set(nn, &l->weight)->packed_bytes == 2 ? as_bf16(room) : *room;
+}
+
+static esa_view cpu_attended(const esa_nn *nn, const esa_view *room)
+{
+    return nn->bf16 ? as_bf16(room) : *room;
 }
 
 /* ---------------------------------------------------------------- linear layers */
@@ -21,7 +34,7 @@ static esa_view cpu_input(const esa_nn *nn, const esa_view *room, const esa_line
 static esa_status product(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
                           const esa_epilogue *e)
 {
-    return esa_nn_linear(nn, y->data, y->ld, x->data, x->ld, x->rows, &l->weight, &l->bias, e);
+    return esa_nn_linear(nn, y, x, &l->weight, &l->bias, e);
 }
 
 static esa_status cpu_linear(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
@@ -38,17 +51,6 @@ static esa_status cpu_qkv(esa_nn *nn, const esa_view y[3], const esa_view *x,
     return ESA_OK;
 }
 
-static esa_status cpu_norm(esa_nn *nn, const esa_norm_args *n)
-{
-    const esa_view *y = &n->y, *x = &n->x;
-    if (n->norm == ESA_NORM_LAYER)
-        esa_nn_layer_norm(nn, y->data, y->ld, x->data, x->ld, x->rows, x->cols, n->eps, n->weight,
-                          n->bias, n->scale, n->shift);
-    if (n->norm == ESA_NORM_RMS)
-        esa_nn_rms_norm(nn, y->data, y->ld, x->data, x->ld, x->rows, x->cols, n->eps, n->weight);
-    return ESA_OK;
-}
-
 /* x += gate * linear(in) */
 static esa_status add(esa_nn *nn, const esa_view *x, const float *gate, const esa_view *in,
                       const esa_linear *l)
@@ -62,7 +64,7 @@ static esa_status cpu_linear_add(esa_nn *nn, const esa_norm_args *n, const esa_v
 {
     (void)t;
     ESA_TRY(add(nn, &n->x, n->gate, in, l));
-    return cpu_norm(nn, n);
+    return esa_nn_norm(nn, n);
 }
 
 static esa_status cpu_feed_forward(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
@@ -70,14 +72,15 @@ static esa_status cpu_feed_forward(esa_nn *nn, const esa_norm_args *n, const esa
                                    const esa_view *hidden, const esa_view *t)
 {
     (void)t;
+    const esa_view room = cpu_input(nn, hidden, down);
     for (int64_t r = 0; r < in->rows; r += hidden->rows) {
         const int64_t count = esa_min64(hidden->rows, in->rows - r);
-        const esa_view from = esa_view_rows(*in, r, count), h = esa_view_rows(*hidden, 0, count),
+        const esa_view from = esa_view_rows(*in, r, count), h = esa_view_rows(room, 0, count),
                        to = esa_view_rows(n->x, r, count);
         ESA_TRY(cpu_linear(nn, &h, &from, up, ESA_ACT_GELU_TANH));
         ESA_TRY(add(nn, &to, n->gate, &h, down));
     }
-    return cpu_norm(nn, n);
+    return esa_nn_norm(nn, n);
 }
 
 /* ---------------------------------------------------------------- rows */
@@ -101,41 +104,66 @@ static esa_status cpu_qk(esa_nn *nn, const esa_qk_args *a)
 typedef struct act_job {
     const esa_nn_leaf *leaf;
     const esa_act_args *a;
+    float *room; /* [threads][3][cols]: not all types are F32 */
 } act_job;
+
+/* Row i in f32: where it lies, or converted into room. */
+static const float *row_of(const act_job *j, const esa_view *v, int64_t i, float *room)
+{
+    const char *at = (const char *)v->data + i * v->ld * esa_view_element(v->dtype);
+    if (v->dtype == ESA_DTYPE_F32) return (const float *)at;
+    j->leaf->from_bf16(room, (const uint16_t *)at, v->cols);
+    return room;
+}
+
+static void act_row(const act_job *j, float *y, const float *x, const float *gate)
+{
+    const esa_act_args *a = j->a;
+    const int64_t n = a->x.cols;
+    const float *from = gate ? gate : x;
+    if (gate && a->act == ESA_ACT_GELU_TANH) {
+        j->leaf->geglu(y, gate, x, n);
+        return;
+    }
+    if (a->act == ESA_ACT_SILU)
+        j->leaf->silu(y, from, n);
+    else if (a->act == ESA_ACT_GELU_TANH)
+        j->leaf->gelu_tanh(y, from, n);
+    else if (a->act == ESA_ACT_QUICK_GELU)
+        j->leaf->quick_gelu(y, from, n);
+    else if (a->act == ESA_ACT_GELU)
+        j->leaf->gelu(y, from, n);
+    else if (y != from)
+        memcpy(y, from, (size_t)n * 4);
+    for (int64_t c = 0; gate && c < n; c++) y[c] *= x[c];
+}
 
 static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
-    (void)worker;
     const act_job *j = arg;
     const esa_act_args *a = j->a;
     const int64_t n = a->x.cols;
+    float *room = j->room + (j->room ? 3 * worker * n : 0);
     for (int64_t i = first; i < first + count; i++) {
-        float *y = (float *)a->y.data + i * a->y.ld;
-        const float *x = (const float *)a->x.data + i * a->x.ld,
-                    *gate = a->gate.data ? (const float *)a->gate.data + i * a->gate.ld : NULL,
-                    *from = gate ? gate : x;
-        if (gate && a->act == ESA_ACT_GELU_TANH) {
-            j->leaf->geglu(y, gate, x, n);
-            continue;
-        }
-        if (a->act == ESA_ACT_SILU)
-            j->leaf->silu(y, from, n);
-        else if (a->act == ESA_ACT_GELU_TANH)
-            j->leaf->gelu_tanh(y, from, n);
-        else if (a->act == ESA_ACT_QUICK_GELU)
-            j->leaf->quick_gelu(y, from, n);
-        else if (a->act == ESA_ACT_GELU)
-            j->leaf->gelu(y, from, n);
-        else if (y != from)
-            memcpy(y, from, (size_t)n * 4);
-        for (int64_t c = 0; gate && c < n; c++) y[c] *= x[c];
+        const float *x = row_of(j, &a->x, i, room),
+                    *gate = a->gate.data ? row_of(j, &a->gate, i, room + n) : NULL;
+        const int32_t wide = a->y.dtype == ESA_DTYPE_F32;
+        char *to = (char *)a->y.data + i * a->y.ld * esa_view_element(a->y.dtype);
+        float *y = wide ? (float *)to : room + 2 * n;
+        act_row(j, y, x, gate);
+        if (!wide) j->leaf->to_bf16((uint16_t *)to, y, n);
     }
 }
 
 static esa_status cpu_act(esa_nn *nn, const esa_act_args *a)
 {
-    act_job j = { esa_nn_leaf_get(nn->ctx->kern->level), a };
+    act_job j = { esa_nn_leaf_get(nn->ctx->kern->level), a, NULL };
+    void *room;
     const double start = esa_nn_now();
+    if (a->x.dtype != ESA_DTYPE_F32 || a->y.dtype != ESA_DTYPE_F32) {
+        ESA_TRY(esa_nn_scratch(nn, &room, 12 * a->x.cols * esa_pool_threads(nn->ctx->pool)));
+        j.room = room;
+    }
     esa_nn_parallel(nn, act_rows, &j, a->x.rows, esa_max64(1, 16384 / a->x.cols));
     nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
     return ESA_OK;
@@ -313,13 +341,15 @@ static esa_status cpu_nothing(esa_nn *nn)
 const esa_nn_ops esa_nn_cpu_ops = {
     .dtype = ESA_DTYPE_F32,
     .joined = 0,
+    .converts = 1,
     .prepares = 0,
     .input = cpu_input,
+    .attended = cpu_attended,
     .linear = cpu_linear,
     .qkv = cpu_qkv,
     .linear_add = cpu_linear_add,
     .feed_forward = cpu_feed_forward,
-    .norm = cpu_norm,
+    .norm = esa_nn_norm,
     .qk = cpu_qk,
     .act = cpu_act,
     .biased = cpu_biased,

@@ -17,6 +17,12 @@ static esa_view device_input(const esa_nn *nn, const esa_view *room, const esa_l
     return v;
 }
 
+static esa_view device_attended(const esa_nn *nn, const esa_view *room)
+{
+    (void)nn;
+    return *room;
+}
+
 /* ---------------------------------------------------------------- linear layers */
 
 /* Completes the arguments with the weights of l, and runs or prepares the product. count: the
@@ -186,6 +192,7 @@ const esa_nn_ops esa_nn_device_ops = {
     .joined = 1,
     .prepares = 1,
     .input = device_input,
+    .attended = device_attended,
     .linear = device_linear,
     .qkv = device_qkv,
     .linear_add = device_linear_add,

@@ -12,6 +12,20 @@
 
 #define ESA_NN_LANES 16 /* chains of a sum */
 
+/* Rows of y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)). x is overwritten; y
+ * may be residual. */
+typedef struct esa_finish_args {
+    void *y;       /* [rows][ldy] */
+    int32_t dtype; /* of y: ESA_DTYPE_F32 or BF16 */
+    int32_t act;   /* ESA_ACT_* */
+    int64_t ldy;
+    float *x; /* [rows][ldx] */
+    int64_t ldx, rows, n;
+    const float *bias, *gate; /* [n] */
+    const float *residual;    /* [rows][residual_ld] */
+    int64_t residual_ld;
+} esa_finish_args;
+
 typedef struct esa_nn_leaf {
     const char *name;
     /* One row, see nn.h. weight, bias, scale and shift may be NULL. */
@@ -23,10 +37,8 @@ typedef struct esa_nn_leaf {
     void (*quick_gelu)(float *y, const float *x, int64_t n);
     void (*gelu)(float *y, const float *x, int64_t n); /* with the error function */
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
-    /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is
-     * overwritten; y may be x or residual. */
-    void (*finish)(float *y, float *x, const float *bias, int32_t act, const float *gate,
-                   const float *residual, int64_t n);
+    void (*finish)(const esa_finish_args *args);
+    void (*add)(float *y, const float *x, int64_t n); /* y += x */
     /* Rotates x[heads][D] by cos, sin [D/2]. */
     void (*rope)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
     /* The same for channels i and i + D/2. */

@@ -116,14 +116,15 @@ static void geglu(float *y, const float *gate, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i];
 }
-static void add(float *y, const float *a, const float *b, int64_t n)
+static void sum_of(float *y, const float *a, const float *b, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
+static void add(float *y, const float *x, int64_t n) { sum_of(y, y, x, n); }
 
 /* The combinations that models use have a loop each; the others go step by step. */
-static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate,
-                   const float *residual, int64_t n)
+static void finish_row(float *y, float *x, const float *bias, int32_t act, const float *gate,
+                       const float *residual, int64_t n)
 {
     if (bias && act == ESA_ACT_GELU_TANH && !gate && !residual) {
         for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i] + bias[i]);
@@ -137,7 +138,7 @@ static void finish(float *y, float *x, const float *bias, int32_t act, const flo
         for (int64_t i = 0; i < n; i++) y[i] = residual[i] + (x[i] + bias[i]);
         return;
     }
-    if (bias) add(x, x, bias, n);
+    if (bias) sum_of(x, x, bias, n);
     if (act == ESA_ACT_SILU) silu(x, x, n);
     if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
     if (act == ESA_ACT_QUICK_GELU) quick_gelu(x, x, n);
@@ -147,9 +148,88 @@ static void finish(float *y, float *x, const float *bias, int32_t act, const flo
     else if (gate)
         for (int64_t i = 0; i < n; i++) y[i] = x[i] * gate[i];
     else if (residual)
-        add(y, x, residual, n);
+        sum_of(y, x, residual, n);
     else if (y != x)
         memcpy(y, x, (size_t)n * 4);
+}
+
+static void to_bf16(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]);
+}
+
+/* Rows for one combination of what finish can do: the ifs disappear. L elements at a time go
+ * through t, which overlaps nothing, so that the loops need no checks. */
+static inline __attribute__((always_inline)) void finish_as(const esa_finish_args *a,
+                                                            const int bias, const int gelu,
+                                                            const int gate, const int residual,
+                                                            const int half)
+{
+    const int64_t whole = a->n / L * L;
+    for (int64_t r = 0; r < a->rows; r++) {
+        const float *x = a->x + r * a->ldx, *more = residual ? a->residual + r * a->residual_ld : x;
+        float *y = (float *)a->y + (half ? 0 : r * a->ldy);
+        uint16_t *y16 = (uint16_t *)a->y + (half ? r * a->ldy : 0);
+        for (int64_t i = 0; i < whole; i += L) {
+            float t[L];
+            uint16_t t16[L];
+            for (int k = 0; k < L; k++) t[k] = x[i + k];
+            for (int k = 0; bias && k < L; k++) t[k] += a->bias[i + k];
+            for (int k = 0; gelu && k < L; k++) t[k] = gelu_of(t[k]);
+            for (int k = 0; gate && k < L; k++) t[k] *= a->gate[i + k];
+            for (int k = 0; residual && k < L; k++) t[k] = more[i + k] + t[k];
+            for (int k = 0; half && k < L; k++) t16[k] = esa_f32_to_bf16(t[k]);
+            if (half)
+                memcpy(y16 + i, t16, sizeof t16);
+            else
+                memcpy(y + i, t, sizeof t);
+        }
+    }
+}
+
+/* Every combination, also for the columns behind the last L. */
+static void finish_any(const esa_finish_args *a, int64_t first)
+{
+    const int64_t n = a->n - first;
+    for (int64_t r = 0; r < a->rows; r++) {
+        float *x = a->x + r * a->ldx + first;
+        const float *bias = a->bias ? a->bias + first : NULL,
+                    *gate = a->gate ? a->gate + first : NULL,
+                    *residual = a->residual ? a->residual + r * a->residual_ld + first : NULL;
+        const int64_t at = r * a->ldy + first;
+        if (a->dtype == ESA_DTYPE_BF16) {
+            finish_row(x, x, bias, a->act, gate, residual, n);
+            to_bf16((uint16_t *)a->y + at, x, n);
+        } else {
+            finish_row((float *)a->y + at, x, bias, a->act, gate, residual, n);
+        }
+    }
+}
+
+static void finish(const esa_finish_args *a)
+{
+    const int half = a->dtype == ESA_DTYPE_BF16, none = a->act == ESA_ACT_NONE,
+              plain = !a->gate && !a->residual;
+    int64_t done = a->n / L * L;
+    if (a->bias && none && plain && !half)
+        finish_as(a, 1, 0, 0, 0, 0);
+    else if (a->bias && none && plain)
+        finish_as(a, 1, 0, 0, 0, 1);
+    else if (a->bias && a->act == ESA_ACT_GELU_TANH && plain && half)
+        finish_as(a, 1, 1, 0, 0, 1);
+    else if (a->bias && a->act == ESA_ACT_GELU_TANH && plain)
+        finish_as(a, 1, 1, 0, 0, 0);
+    else if (a->bias && none && a->gate && a->residual && !half)
+        finish_as(a, 1, 0, 1, 1, 0);
+    else if (a->bias && none && !a->gate && a->residual && !half)
+        finish_as(a, 1, 0, 0, 1, 0);
+    else if (!a->bias && none && !a->gate && a->residual && !half)
+        finish_as(a, 0, 0, 0, 1, 0);
+    else if (!a->bias && none && plain && !half)
+        finish_as(a, 0, 0, 0, 0, 0);
+    else
+        done = 0;
+    if (done < a->n) finish_any(a, done);
 }
 
 static void rope(float *x, int64_t heads, int64_t D, const float *cos, const float *sin)
@@ -178,8 +258,8 @@ static void softmax(float *s, int64_t n, float scale, const float *a, const floa
     float top[L], sum[L] = { 0 };
     for (int j = 0; j < L; j++) top[j] = -INFINITY;
     for (int64_t i = 0; i < n; i++) s[i] *= scale;
-    if (a) add(s, s, a, n);
-    if (b) add(s, s, b, n);
+    if (a) sum_of(s, s, a, n);
+    if (b) sum_of(s, s, b, n);
     int64_t i = 0;
     for (; i + L <= n; i += L)
         for (int j = 0; j < L; j++) top[j] = s[i + j] > top[j] ? s[i + j] : top[j];
@@ -212,11 +292,6 @@ static void from_f16(float *y, const uint16_t *x, int64_t n)
     }
 }
 
-static void to_bf16(uint16_t *y, const float *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]);
-}
-
 #define ESA_NN_LEAF_TABLE(set)                                                                     \
-    { set,    layer_norm, rms_norm,    silu,    gelu_tanh, quick_gelu, gelu,   geglu,              \
-      finish, rope,       rope_halves, softmax, from_bf16, from_f16,   to_bf16 }
+    { set,    layer_norm, rms_norm, silu,        gelu_tanh, quick_gelu, gelu,     geglu,           \
+      finish, add,        rope,     rope_halves, softmax,   from_bf16,  from_f16, to_bf16 }

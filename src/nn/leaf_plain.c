@@ -9,7 +9,7 @@ float esa_silu(float x) { return silu_of(x); }
 const esa_nn_leaf *esa_nn_leaf_get(int32_t level)
 {
 #if defined(__x86_64__)
-    if (level == ESA_CPU_AVX512 || level == ESA_CPU_AVX512BF16) return &esa_nn_leaf_avx512;
+    if (esa_cpu_vectors(level) == ESA_CPU_AVX512) return &esa_nn_leaf_avx512;
     if (level == ESA_CPU_AVX2) return &esa_nn_leaf_avx2;
 #endif
     (void)level;

@@ -1,21 +1,12 @@
-/* nn.c - memory, threads and the BLAS for the operations of nn.h.
+/* nn.c - memory, threads and the type of products for the operations of nn.h.
  * SPDX-License-Identifier: Apache-2.0
- *
- * An OpenBLAS that starts its own threads inside our workers makes two pools compete for the same
- * cores. While the engine works, it is therefore set to one thread, and our pool splits the rows of
- * every product; the old setting is restored afterwards. The setting belongs to the process:
- * another thread of the caller that multiplies matrices at that moment gets one thread too. BLAS
- * libraries without such a call are left as they are. */
+ */
 #include "nn/ops.h"
 
 #include <stdio.h>
 #include <time.h>
 #include "nn/leaf.h"
 #include "nn/marks.h"
-
-/* Weak, so that any CBLAS links. */
-extern void openblas_set_num_threads(int threads) __attribute__((weak));
-extern int openblas_get_num_threads(void) __attribute__((weak));
 
 double esa_nn_now(void)
 {
@@ -34,7 +25,6 @@ esa_status esa_nn_use(esa_nn *nn, int32_t device)
     const esa_backend *be = esa_backend_of(device);
     const char *library;
     if (!be) return esa_fail(nn->ctx, ESA_ERR_DEVICE, "device %d is not known", device);
-    ESA_TRY(esa_nn_blas_ready(nn));
     ESA_TRY(be->open(nn->ctx));
     if (be->host_memory) return ESA_OK; /* it is there already */
     if (!be->rows || !be->products || !be->latents || !be->biased || !be->planes || !be->transfer)
@@ -54,18 +44,36 @@ void esa_nn_close(esa_nn *nn)
     nn->scratch_bytes = 0;
 }
 
-void esa_nn_enter(esa_nn *nn)
+/* ---------------------------------------------------------------- the type of products */
+
+int32_t esa_nn_bf16_pays(const esa_ctx *ctx)
 {
-    if (nn->entered++ || !openblas_get_num_threads || !openblas_set_num_threads) return;
-    nn->blas_threads = openblas_get_num_threads();
-    if (nn->blas_threads != 1) openblas_set_num_threads(1);
+    const esa_cpu_kernels *kern = ctx->kern;
+    return kern->bf16 && (kern->level != ESA_CPU_AVX512BF16 || esa_cpu_bf16_pays());
 }
 
-void esa_nn_leave(esa_nn *nn)
+esa_status esa_nn_use_dtype(esa_nn *nn, int32_t dtype)
 {
-    if (--nn->entered || !openblas_get_num_threads || !openblas_set_num_threads) return;
-    if (nn->blas_threads != 1) openblas_set_num_threads(nn->blas_threads);
+    if (dtype == ESA_DTYPE_BF16 && !nn->ctx->kern->bf16)
+        return esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED,
+                        "this processor has no bf16 products (kernels: %s)", nn->ctx->kern->name);
+    nn->bf16 = dtype == ESA_DTYPE_BF16;
+    return ESA_OK;
 }
+
+const char *esa_nn_kernels(const esa_nn *nn)
+{
+    return nn->bf16 ? nn->ctx->kern->bf16->name : nn->ctx->kern->name;
+}
+
+const esa_cpu_kernels *esa_nn_product_set(const esa_nn *nn, const esa_weight *w)
+{
+    const esa_cpu_kernels *kern = nn->ctx->kern;
+    const int32_t bf16 = w->panel ? w->dtype == ESA_DTYPE_BF16 : nn->bf16;
+    return bf16 ? kern->bf16 : kern;
+}
+
+/* ---------------------------------------------------------------- memory */
 
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 {

@@ -31,6 +31,8 @@ typedef struct esa_weight {
     int32_t rank;
     int64_t dim[5];
     const float *scale; /* ESA_DTYPE_F8: [dim[0]], or [1] for a vector; else NULL */
+    int32_t panel;      /* columns of a panel if it is packed for products (product.h); 0: rows */
+    int64_t padded;     /* packed: terms of a column, with those that the kernels need more */
 } esa_weight;
 
 /* A linear layer: [out,in] and [out]. */
@@ -57,8 +59,7 @@ typedef struct esa_nn {
     esa_nn_marks *marks;          /* without host memory: where kinds of work begin */
     int32_t preparing;            /* 1: products are measured (ops.h: prepares) */
     int32_t fast;                 /* 1: sums of F8 products may have fewer bits than f32 */
-    int32_t entered;              /* depth of esa_nn_enter */
-    int32_t blas_threads;         /* the BLAS's setting before esa_nn_enter */
+    int32_t bf16;                 /* host memory: 1: products are in bf16 where weights allow it */
 } esa_nn;
 
 /* For the CPU. */
@@ -66,16 +67,17 @@ void esa_nn_init(esa_nn *nn, esa_ctx *ctx);
 /* Moves a new nn to a device (ESA_DEVICE_*). Fails with ESA_ERR_DEVICE or ESA_ERR_UNSUPPORTED if
  * the device cannot run networks; nn stays as it was. */
 esa_status esa_nn_use(esa_nn *nn, int32_t device);
-/* esa_nn_use does this too. Makes the BLAS take the memory that it needs for each of our threads,
- * if the address space of the process is limited: OpenBLAS would try for ever to get it later.
- * Fails with ESA_ERR_MEMORY. */
-esa_status esa_nn_blas_ready(esa_nn *nn);
+/* Chooses the type of products in host memory: ESA_DTYPE_F32 (the default) or BF16. Fails with
+ * ESA_ERR_UNSUPPORTED if the ctx's kernels have no bf16 set. Weights that are held in f32 stay in
+ * f32. */
+esa_status esa_nn_use_dtype(esa_nn *nn, int32_t dtype);
+/* 1 if products in bf16 are faster than in f32 with the kernels of this ctx. */
+int32_t esa_nn_bf16_pays(const esa_ctx *ctx);
+const char *esa_nn_kernels(const esa_nn *nn); /* name of the kernels of products */
+/* The kernels of a product with this weight. */
+const esa_cpu_kernels *esa_nn_product_set(const esa_nn *nn, const esa_weight *w);
 /* Frees scratch and marks. */
 void esa_nn_close(esa_nn *nn);
-/* Put around work with matrix products: between them the BLAS runs one thread inside each of our
- * workers. This is a setting of the process, which leave restores. Pairs may nest. */
-void esa_nn_enter(esa_nn *nn);
-void esa_nn_leave(esa_nn *nn);
 double esa_nn_now(void); /* seconds of a monotonic clock */
 
 /* Allocates memory of the device, 64-byte aligned, and counts it in held and peak. what completes
@@ -115,7 +117,7 @@ void esa_nn_parallel(esa_nn *nn, esa_nn_rows_fn fn, void *arg, int64_t rows, int
 void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t count);
 int64_t esa_weight_count(const esa_weight *w);
 
-/* ---------------------------------------------------------------- linear.c (CBLAS) */
+/* ---------------------------------------------------------------- linear.c */
 
 /* What is done to x W^T + b before it is stored, in this order: activation, times gate, plus
  * residual. NULL fields are skipped. */
@@ -127,19 +129,10 @@ typedef struct esa_epilogue {
 } esa_epilogue;
 
 /* y[rows][w->dim[0]] = x[rows][in] W^T + b with W [out][in]; the further dims of a conv kernel
- * count as part of in. No bias if bias or its data is NULL; epilogue may be NULL. */
-esa_status esa_nn_linear(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx,
-                         int64_t rows, const esa_weight *w, const esa_weight *bias,
-                         const esa_epilogue *epilogue);
-/* C[m][n] = alpha A[m][k] B + beta C, where B is [k][n], or [n][k] with trans_b. Rows of C are
- * split over the pool. */
-void esa_nn_gemm(esa_nn *nn, float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
-                 int64_t ldb, int64_t m, int64_t n, int64_t k, int32_t trans_b, float alpha,
-                 float beta);
-/* The same in the calling thread alone, for use inside esa_nn_parallel. */
-void esa_nn_gemm_one(float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
-                     int64_t ldb, int64_t m, int64_t n, int64_t k, int32_t trans_b, float alpha,
-                     float beta);
+ * count as part of in. y and x are F32 or BF16, in any mix. No bias if bias or its data is NULL;
+ * epilogue may be NULL. */
+esa_status esa_nn_linear(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_weight *w,
+                         const esa_weight *bias, const esa_epilogue *epilogue);
 
 /* ---------------------------------------------------------------- norm.c */
 
@@ -151,6 +144,8 @@ void esa_nn_layer_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_
 /* y = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). In place allowed. */
 void esa_nn_rms_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      int64_t cols, float eps, const float *weight);
+/* The norm of args alone: y is F32 or BF16, x is F32. */
+esa_status esa_nn_norm(esa_nn *nn, const esa_norm_args *args);
 
 /* ---------------------------------------------------------------- activation.c */
 
@@ -209,6 +204,7 @@ typedef struct esa_conv {
     int64_t run;  /* floats in a kernel row */
     int64_t bytes;
     float *packed, *bias; /* bias lies inside packed */
+    int32_t half;         /* 1: packed is in bf16, for the bf16 set of kernels */
 } esa_conv;
 
 /* Packs a weight [cout][cin][kt][kh][kw] or [cout][cin][kh][kw] with odd sizes, and a bias [cout]

@@ -19,6 +19,8 @@ struct esa_nn_ops {
     /* 1: q, k and v are columns of one matrix, and a product does not write where another operation
      * reads. 0: a layer's output may take the place of an input that is no longer needed. */
     int32_t joined;
+    /* 1: layers also take inputs of the type dtype, which they convert while they read. */
+    int32_t converts;
 
     /* 1: while nn->preparing is 1, products are measured instead of computed, which makes later
      * ones of the same sizes faster. The contents of their inputs and outputs are lost. They may
@@ -29,7 +31,9 @@ struct esa_nn_ops {
      * with, and with rows at the same places. room->scale is memory for the scales of rows, which
      * only F8 uses. */
     esa_view (*input)(const esa_nn *nn, const esa_view *room, const esa_linear *l);
-    /* y = act(x W^T + b). x has the type that `input` gives. */
+    /* The same for q, k, v and the output of attention through a session. */
+    esa_view (*attended)(const esa_nn *nn, const esa_view *room);
+    /* y = act(x W^T + b). x has the type that `input` gives, or dtype if converts is 1. */
     esa_status (*linear)(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
                          int32_t act);
     /* Three layers with one input. Their weights and their biases follow one another in memory if

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "nn/blocks.h"
 #include "nn/leaf.h"
+#include "nn/product.h"
 
 int64_t esa_weight_count(const esa_weight *w)
 {
@@ -15,6 +16,12 @@ int64_t esa_weight_count(const esa_weight *w)
 
 void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t count)
 {
+    if (w->panel) {
+        const int64_t depth = esa_weight_count(w) / w->dim[0];
+        for (int64_t i = 0; i < count; i++)
+            dst[i] = esa_panels_at(w, (first + i) / depth, (first + i) % depth);
+        return;
+    }
     if (w->dtype == ESA_DTYPE_F32) {
         memcpy(dst, (const char *)w->data + 4 * first, (size_t)(4 * count));
         return;

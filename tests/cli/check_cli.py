@@ -173,17 +173,6 @@ class Outputs(Base):
             self.assertIn("machine", kit.load(self.path("n" * size)))
         self.assertEqual(len(os.listdir(self.dir)), 5)
 
-    def test_doctor_sees_a_slow_blas(self):
-        """An OpenBLAS with kernels far below the processor's gets a hint, one that fits gets none."""
-        code, out, err = self.shell('OPENBLAS_CORETYPE=Prescott "$ESA" doctor')
-        self.assertEqual(code, 0, err)
-        kernels = re.search(r"^kernels +(\S+)", out, re.M)[1]
-        if "kernels for Prescott" not in out or kernels not in ("avx2", "avx512", "avx512bf16", "amx"):
-            kit.skip(self, "no OpenBLAS with kernels for several processors here, or a processor without AVX2")
-        self.assertIn(f"OPENBLAS_CORETYPE={'Haswell' if kernels == 'avx2' else 'SkylakeX'} in the environment", out)
-        self.assertNotIn("hint", self.shell('OPENBLAS_CORETYPE=Haswell "$ESA" doctor')[1])
-        self.assertNotIn("hint", self.shell('ESA_CPU=ref OPENBLAS_CORETYPE=Prescott "$ESA" doctor')[1])
-
     def test_lost_output_is_an_error(self):
         for command in ("--version", "--help", "doctor", "doctor --json d"):
             for lost in ("> /dev/full", ">&-"):

@@ -47,6 +47,21 @@ class Words(Base):
             if line.startswith("  --"):
                 self.assertTrue(len(line) > 33 or lines[i + 1].startswith(" " * 33), line)
 
+    def test_dtype(self):
+        """The type of linear layers: what the processor gains from, what was asked for, or a refusal."""
+        frames = {}
+        for word in ("auto", "f32"):
+            self.works(*SMALL, "--device", "cpu", "--dtype", word, "--out", f"{word}.npy", "--json", f"{word}.json",
+                       env={"ESA_CPU": "avx2"})
+            self.assertEqual(kit.load(self.path(f"{word}.json"))["dtype"], "f32")
+            with open(self.path(f"{word}.npy"), "rb") as file:
+                frames[word] = file.read()
+        self.assertEqual(frames["auto"], frames["f32"])
+        self.fails(*SMALL, "--device", "cpu", "--dtype", "bf16", "--out", "b.npy", env={"ESA_CPU": "ref"},
+                   says=["no bf16 products", "ref"])
+        self.fails(*SMALL, "--device", "cpu", "--dtype", "bf16", "--hold", "f32", "--out", "b.npy",
+                   says=["held in f32", "give one"])
+
     def test_wrong_values(self):
         for args in (["--frames", 0], ["--frames", "x"], ["--steps", 0], ["--budget", 1.5], ["--budget", "nan"],
                      ["--method", "magic"], ["--height", -16], ["--seed", -1], ["--seed", 1.5], ["--threads", 1000],
@@ -54,7 +69,7 @@ class Words(Base):
                                             13], ["--compare",
                                                   "sparse"], ["--block", "64"], ["--block", "x64"], ["--window", "1,2"],
                      ["--mp4-quality", 101], ["--out"],
-                     ["--out", "-"], ["word"], ["--guidance", "inf"], ["--hold", "f64"]):
+                     ["--out", "-"], ["word"], ["--guidance", "inf"], ["--hold", "f64"], ["--dtype", "f64"]):
             self.fails(*args, status=2)
         self.fails("--seed", 10**16, status=2, says=["0 .. 9e+15"])
         self.fails("--promt", "x", status=2, says=["did you mean --prompt?"])
@@ -578,6 +593,7 @@ class Videos(Base):
             "--steps", "2000", "--out", "a.npy"
         ], cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(run.kill)
+        self.assertIn("compute ", run.stderr.readline())              # the plan
         self.assertIn("step 1/2000", run.stderr.readline())
         for path in weights:
             os.truncate(path, 1000)
@@ -592,6 +608,7 @@ class Videos(Base):
                 ESA, "generate", "--frames", "9", "--height", "64", "--width", "64", "--steps", "2000", "--output-dir",
                 "d"
             ], cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.assertIn("compute ", run.stderr.readline())              # the plan
             self.assertIn("step 1/2000", run.stderr.readline())
             run.send_signal(number)
             out, err = run.communicate(timeout=60)

@@ -44,14 +44,9 @@ class AddressSpace(kit.Folder):
         self.assertEqual((ended[0], ended[-1]), (1, 0))
         self.assertEqual(ended, sorted(ended, reverse=True))    # what works with less works with more
 
-    def test_the_message_says_what_helps(self):
-        """Sixteen threads of OpenBLAS need 2 GiB; one does not."""
-        words = ["generate", *SMALL, "--out", self.path("a.npy"), "--threads"]
-        status, err = self.run_within(*words, 16, mebibytes=1500)
-        self.assertEqual(status, 1)
-        self.assertIn("OpenBLAS needs 16 x 128 MiB of address space", err)
-        self.assertIn("use fewer threads", err)
-        status, err = self.run_within(*words, 1, mebibytes=1500)
+    def test_many_threads_need_little(self):
+        """Sixteen threads work where one does: their stacks take address space, but little else."""
+        status, err = self.run_within("generate", *SMALL, "--out", self.path("a.npy"), "--threads", 16, mebibytes=1500)
         self.assertEqual(status, 0, err)
 
     def test_doctor(self):

@@ -5,6 +5,7 @@
 #define ESA_TESTS_MODEL_DIT_CASES_H
 
 #include "model/dit/wan_dit.h"
+#include "model/host_bf16.h"
 #include "model/wan_folder.h"
 
 typedef struct dit_case {
@@ -69,7 +70,7 @@ static inline void dit_ok(dit_bench *b, esa_status status)
     assert_int_equal(status, ESA_OK);
 }
 
-/* device: ESA_DEVICE_*. */
+/* device: ESA_DEVICE_*, or ON_HOST_BF16. */
 static inline void dit_open_on(dit_bench *b, const dit_case *c, int32_t hold, int32_t threads,
                                int32_t device)
 {
@@ -78,7 +79,7 @@ static inline void dit_open_on(dit_bench *b, const dit_case *c, int32_t hold, in
     p.threads = threads;
     assert_int_equal(esa_ctx_create(&b->ctx, &p), ESA_OK);
     esa_nn_init(&b->nn, b->ctx);
-    dit_ok(b, esa_nn_use(&b->nn, device));
+    dit_ok(b, use_device(&b->nn, device));
     b->folder = wan_folder_make();
     wan_folder_fill(&b->folder, b->ctx, &c->config);
     esa_wan_config config;
@@ -100,8 +101,8 @@ static inline void dit_open_on(dit_bench *b, const dit_case *c, int32_t hold, in
     fill_tensor(b->text, c->text_rows * config.text_dim, name, 1.0f, 0);
     memset(b->text + c->text_valid * config.text_dim, 0,
            (size_t)((c->text_rows - c->text_valid) * config.text_dim) * 4);
-    b->on_x = esa_view_of(NULL, ESA_DTYPE_F32, device, 1, b->in_count);
-    b->on_v = esa_view_of(NULL, ESA_DTYPE_F32, device, 1, b->out_count);
+    b->on_x = esa_view_of(NULL, ESA_DTYPE_F32, device_of(device), 1, b->in_count);
+    b->on_v = esa_view_of(NULL, ESA_DTYPE_F32, device_of(device), 1, b->out_count);
     dit_ok(b, esa_nn_alloc(&b->nn, &b->on_x.data, b->in_count * 4, "x"));
     dit_ok(b, esa_nn_alloc(&b->nn, &b->on_v.data, b->out_count * 4, "v"));
 }

@@ -76,7 +76,7 @@ static void f8_files(void **state)
     must(esa_weights_open(ctx, &w, p.folder.dir, "part", "part"));
     part_want(&p, w);
     must(esa_weights_check(w, NULL, NULL));
-    must(esa_weights_load(w, ESA_HOLD_F32));
+    must(esa_weights_load(w, ESA_HOLD_F32, 0));
     for (int32_t i = 0; i < p.count; i++)
         for (int64_t k = 0; k < part_count(&p.tensor[i]); k++)
             assert_true(((const float *)p.tensor[i].view.data)[k] ==

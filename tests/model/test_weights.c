@@ -266,9 +266,9 @@ static void conversions(void **state)
         assert_int_equal(esa_weights_open(ctx, &weights, dir.dir, "model", "part"), ESA_OK);
         for (int32_t i = 0; i < 3; i++)
             esa_weights_want(weights, &view[i], 0, 2, dim, "%s", name[i]);
-        assert_int_equal(esa_weights_load(weights, hold[k]), ESA_ERR_STATE);
+        assert_int_equal(esa_weights_load(weights, hold[k], 0), ESA_ERR_STATE);
         assert_int_equal(esa_weights_check(weights, NULL, NULL), ESA_OK);
-        assert_int_equal(esa_weights_load(weights, hold[k]), ESA_OK);
+        assert_int_equal(esa_weights_load(weights, hold[k], 0), ESA_OK);
         float *got = malloc(sizeof value);
         assert_non_null(got);
         for (int32_t i = 0; i < 3; i++) {
@@ -333,7 +333,7 @@ static void one_copy(void **state)
     assert_int_equal(esa_weights_open(alone, &weights, dir.dir, "model", "part"), ESA_OK);
     esa_weights_want(weights, &view, 0, 2, big.dim, "big");
     assert_int_equal(esa_weights_check(weights, NULL, NULL), ESA_OK);
-    assert_int_equal(esa_weights_load(weights, ESA_HOLD_BF16), ESA_OK);
+    assert_int_equal(esa_weights_load(weights, ESA_HOLD_BF16, 0), ESA_OK);
     const int64_t peak = status_kb("VmHWM:");
     print_message("resident: %lld MB before, %lld MB at most\n", (long long)before / 1024,
                   (long long)peak / 1024);

@@ -46,7 +46,7 @@ static void holds(void **state)
         for (int32_t i = 0; i < GGUF_TYPES; i++)
             esa_weights_want(w, &view[i], 0, 2, list[i].dim, "%s", list[i].name);
         assert_int_equal(esa_weights_check(w, NULL, NULL), ESA_OK);
-        assert_int_equal(esa_weights_load(w, hold[k]), ESA_OK);
+        assert_int_equal(esa_weights_load(w, hold[k], 0), ESA_OK);
         for (int32_t i = 0; i < GGUF_TYPES; i++) {
             const int64_t count = list[i].dim[0] * 256;
             float *got = malloc((size_t)count * 4);
@@ -87,8 +87,11 @@ static void products(void **state)
     esa_weight w = { .data = blocks, .dtype = ESA_BLOCKS_Q8_0, .rank = 2, .dim = { OUT, IN } };
     esa_weight_to_f32(wide, &w, 0, elements);
     const esa_weight plain = { .data = wide, .rank = 2, .dim = { OUT, IN } };
-    assert_int_equal(esa_nn_linear(&nn, want, OUT, x, IN, ROWS, &plain, NULL, NULL), ESA_OK);
-    assert_int_equal(esa_nn_linear(&nn, got, OUT, x, IN, ROWS, &w, NULL, NULL), ESA_OK);
+    const esa_view in = esa_view_of(x, ESA_DTYPE_F32, ESA_DEVICE_CPU, ROWS, IN),
+                   y[2] = { esa_view_of(want, ESA_DTYPE_F32, ESA_DEVICE_CPU, ROWS, OUT),
+                            esa_view_of(got, ESA_DTYPE_F32, ESA_DEVICE_CPU, ROWS, OUT) };
+    assert_int_equal(esa_nn_linear(&nn, &y[0], &in, &plain, NULL, NULL), ESA_OK);
+    assert_int_equal(esa_nn_linear(&nn, &y[1], &in, &w, NULL, NULL), ESA_OK);
     assert_memory_equal(got, want, sizeof want);
     assert_true(fabsf(want[0]) > 0);
 }

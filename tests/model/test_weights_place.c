@@ -61,7 +61,7 @@ static void loads(void **state)
         place_want(c, w, 0);
         must(esa_weights_check(w, NULL, NULL));
         assert_int_equal(esa_weights_parameters(w), (44 + 12 + 24 + 5) * (PLACE_COLS + 1));
-        must(esa_weights_load(w, hold));
+        must(esa_weights_load(w, hold, 0));
         compare(&p, c, hold, near);
         /* Rows that follow one another need no memory of their own. */
         int64_t held, mapped;
@@ -112,7 +112,7 @@ static void blocks(void **state)
         must(esa_weights_open_file(ctx, &w, scratch_path(&dir, "x.gguf"), "part"));
         place_want(c, w, 0);
         must(esa_weights_check(w, NULL, NULL));
-        must(esa_weights_load(w, hold));
+        must(esa_weights_load(w, hold, 0));
         for (int32_t i = 0; i < PLACE_WANTED; i++) {
             const int64_t cols = i % 2 ? 1 : PLACE_COLS, count = c[i].rows * cols;
             float got[20 * PLACE_COLS];

@@ -4,6 +4,7 @@
 #define ESA_TESTS_MODEL_UMT5_CASES_H
 
 #include "model/golden.h"
+#include "model/host_bf16.h"
 #include "model/text/umt5.h"
 #include "model/wan_folder.h"
 
@@ -162,7 +163,7 @@ static inline void bench_open_on(bench *b, esa_ctx *ctx, const char *folder, int
 {
     *b = (bench){ .ctx = ctx };
     esa_nn_init(&b->nn, ctx);
-    ok(b, esa_nn_use(&b->nn, device));
+    ok(b, use_device(&b->nn, device));
     b->env = (esa_part_env){ .nn = &b->nn, .folder = folder, .hold = hold };
     char path[640];
     snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);

@@ -4,6 +4,7 @@
 #define ESA_TESTS_MODEL_VAE_CASES_H
 
 #include "model/golden.h"
+#include "model/host_bf16.h"
 #include "model/vae/wan_vae.h"
 #include "model/vae_folder.h"
 
@@ -105,7 +106,7 @@ static inline void bench_begin(bench *b, const esa_wan_vae_config *made, const c
     p.threads = threads;
     assert_int_equal(esa_ctx_create(&b->ctx, &p), ESA_OK);
     esa_nn_init(&b->nn, b->ctx);
-    ok(b, esa_nn_use(&b->nn, device));
+    ok(b, use_device(&b->nn, device));
     if (made) b->folder = vae_folder_make(b->ctx, made);
     b->made = made != NULL;
     char path[640];

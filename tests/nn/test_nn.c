@@ -42,108 +42,6 @@ static double gelu(double x)
 }
 static double silu(double x) { return x / (1 + exp(-x)); }
 
-/* ---------------------------------------------------------------- linear */
-
-static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, int32_t act,
-                        int32_t gate, int32_t residual)
-{
-    const int64_t ldx = in + 3, ldy = out + 5;
-    float *x = made("x", rows * ldx), *w = made("w", out * in), *b = made("b", out),
-          *g = made("g", out), *start = made("y", rows * ldy);
-    uint16_t *half = malloc((size_t)(out * in) * 2 + 2);
-    assert_non_null(half);
-    char *odd = (char *)half + 1; /* files may be unaligned */
-    for (int64_t i = 0; i < out * in; i++) {
-        const uint16_t h = dtype == ESA_DTYPE_F16 ? esa_f32_to_f16(w[i]) : esa_f32_to_bf16(w[i]);
-        memcpy(odd + 2 * i, &h, 2);
-        if (dtype != ESA_DTYPE_F32)
-            w[i] = dtype == ESA_DTYPE_F16 ? esa_f16_to_f32(h) : esa_bf16_to_f32(h);
-    }
-    const esa_weight weight = { dtype == ESA_DTYPE_F32 ? (const void *)w : odd,
-                                dtype,
-                                2,
-                                { out, in },
-                                NULL },
-                     bias = { b, ESA_DTYPE_F32, 1, { out }, NULL };
-    float *y[2];
-    for (int32_t t = 0; t < 2; t++) {
-        y[t] = room(rows * ldy);
-        memcpy(y[t], start, (size_t)(rows * ldy) * 4);
-        const esa_epilogue e = { .act = act,
-                                 .gate = gate ? g : NULL,
-                                 .residual = residual ? y[t] : NULL,
-                                 .residual_ld = ldy };
-        assert_int_equal(esa_nn_linear(&nn[t], y[t], ldy, x, ldx, rows, &weight, &bias, &e),
-                         ESA_OK);
-    }
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < ldy; c++) {
-            const float got = y[0][r * ldy + c];
-            if (c >= out) {
-                assert_true(got == start[r * ldy + c]);
-                continue;
-            }
-            double sum = b[c], size = 1;
-            for (int64_t k = 0; k < in; k++) {
-                sum += (double)x[r * ldx + k] * (double)w[c * in + k];
-                size += fabs((double)x[r * ldx + k] * (double)w[c * in + k]);
-            }
-            if (act == ESA_ACT_SILU) sum = silu(sum);
-            if (act == ESA_ACT_GELU_TANH) sum = gelu(sum);
-            if (gate) sum *= (double)g[c];
-            if (residual) sum += (double)start[r * ldy + c];
-            if (fabs((double)got - sum) > TOLERANCE * size)
-                print_error("linear %lld %lld %lld: %g, expected %g\n", (long long)rows,
-                            (long long)in, (long long)out, (double)got, sum);
-            assert_true(fabs((double)got - sum) <= TOLERANCE * size);
-        }
-    /* the same bits at 1 and 3 threads */
-    assert_memory_equal(y[0], y[1], (size_t)(rows * ldy) * 4);
-    for (int32_t t = 0; t < 2; t++) drop(y[t], rows * ldy);
-    drop(x, rows * ldx);
-    drop(w, out * in);
-    drop(b, out);
-    drop(g, out);
-    drop(start, rows * ldy);
-    free(half);
-}
-
-static void linear(void **state)
-{
-    (void)state;
-    static const int64_t size[][3] = { { 1, 1, 1 },      { 1, 256, 300 },  { 7, 33, 5 },
-                                       { 130, 64, 129 }, { 1100, 17, 40 }, { 513, 20, 257 } };
-    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++) {
-            linear_case(size[i][0], size[i][1], size[i][2], dtype, ESA_ACT_NONE, 0, 0);
-            linear_case(size[i][0], size[i][1], size[i][2], dtype, ESA_ACT_GELU_TANH, 1, 1);
-        }
-    linear_case(9, 40, 12, ESA_DTYPE_F32, ESA_ACT_SILU, 0, 1);
-    linear_case(9, 40, 12, ESA_DTYPE_BF16, ESA_ACT_SILU, 1, 0);
-    /* more than one block of converted weights */
-    linear_case(3, 700, 9000, ESA_DTYPE_BF16, ESA_ACT_NONE, 0, 1);
-}
-
-static void gemm(void **state)
-{
-    (void)state;
-    enum { M = 70, N = 33, K = 41 };
-    float *a = made("a", M * K), *b = made("b", K * N), *c = made("c", M * N),
-          *start = made("c", M * N);
-    esa_nn_gemm(&nn[1], c, N, a, K, b, N, M, N, K, 0, 0.5f, 2.0f);
-    for (int64_t i = 0; i < M; i++)
-        for (int64_t j = 0; j < N; j++) {
-            double sum = 0;
-            for (int64_t k = 0; k < K; k++) sum += (double)a[i * K + k] * (double)b[k * N + j];
-            assert_true(fabs((double)c[i * N + j] - (0.5 * sum + 2.0 * (double)start[i * N + j])) <
-                        TOLERANCE * K);
-        }
-    drop(a, M * K);
-    drop(b, K * N);
-    drop(c, M * N);
-    drop(start, M * N);
-}
-
 /* ---------------------------------------------------------------- rows, in every instruction set
  * of this machine */
 
@@ -364,7 +262,8 @@ static void attention(void **state)
     attention_case(130, 37, 3, 12, 1, 0);
     attention_case(64, 64, 2, 16, 1, 1);
     attention_case(150, 200, 1, 300, 0, 1);
-    attention_case(5, 4, 2, 8, 2, 0); /* no key at all: zeros */
+    attention_case(33, 600, 1, 5, 1, 1); /* several blocks of keys */
+    attention_case(5, 4, 2, 8, 2, 0);    /* no key at all: zeros */
 }
 
 /* c equal keys, and one that counts c times. */
@@ -394,22 +293,26 @@ static void folding(void **state)
     drop(folded, NQ * D);
 }
 
-/* The BLAS gets its threads back, also with nested pairs. */
-extern int openblas_get_num_threads(void) __attribute__((weak));
-extern void openblas_set_num_threads(int n) __attribute__((weak));
-static void blas_threads(void **state)
+/* Attention on every set of kernels of this machine. */
+static void attention_levels(void **state)
 {
     (void)state;
-    if (!openblas_get_num_threads || !openblas_set_num_threads) skip(); /* another BLAS */
-    openblas_set_num_threads(2);
-    const int before = openblas_get_num_threads();
-    esa_nn_enter(&nn[0]);
-    esa_nn_enter(&nn[0]);
-    assert_int_equal(openblas_get_num_threads(), 1);
-    esa_nn_leave(&nn[0]);
-    assert_int_equal(openblas_get_num_threads(), 1);
-    esa_nn_leave(&nn[0]);
-    assert_int_equal(openblas_get_num_threads(), before);
+    esa_ctx *const best[2] = { ctx[0], ctx[1] };
+    for (int32_t level = ESA_CPU_REF; level <= ESA_CPU_NEON; level++) {
+        esa_ctx_params p = esa_ctx_params_default();
+        esa_ctx *other[2] = { NULL, NULL };
+        p.cpu_level = level;
+        for (int32_t i = 0; i < 2; i++) {
+            p.threads = 1 + 2 * i;
+            if (esa_ctx_create(&other[i], &p) == ESA_OK) nn[i].ctx = other[i];
+        }
+        if (other[0] && other[1]) attention(state);
+        for (int32_t i = 0; i < 2; i++) {
+            esa_nn_close(&nn[i]);
+            esa_ctx_free(other[i]);
+            esa_nn_init(&nn[i], best[i]);
+        }
+    }
 }
 
 int main(void)
@@ -421,9 +324,10 @@ int main(void)
         esa_nn_init(&nn[i], ctx[i]);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),      cmocka_unit_test(gemm),    cmocka_unit_test(norms),
-        cmocka_unit_test(activations), cmocka_unit_test(halves),  cmocka_unit_test(rotation),
-        cmocka_unit_test(attention),   cmocka_unit_test(folding), cmocka_unit_test(blas_threads),
+        cmocka_unit_test(norms),     cmocka_unit_test(activations),
+        cmocka_unit_test(halves),    cmocka_unit_test(rotation),
+        cmocka_unit_test(attention), cmocka_unit_test(attention_levels),
+        cmocka_unit_test(folding),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     for (int32_t i = 0; i < 2; i++) {

@@ -51,8 +51,8 @@ static const float *gate_of(const esa_cog_dit *dit, int32_t stream, const esa_vi
     return (const float *)modulation->data + (3 * stream + 2) * dit->d;
 }
 
-/* From the normed input in a to the output of attention in o. */
-static esa_status self_attention(esa_cog_dit *dit, esa_session *session, int32_t layer)
+/* From the normed input in a to *o, the output of attention. */
+static esa_status self_attention(esa_cog_dit *dit, esa_session *session, int32_t layer, esa_view *o)
 {
     const cog_block *b = &dit->block[layer];
     const esa_nn_ops *op = dit->nn->ops;
@@ -71,15 +71,16 @@ static esa_status self_attention(esa_cog_dit *dit, esa_session *session, int32_t
                              .norm = ESA_QK_HEAD_LAYER };
     ESA_TRY(op->qkv(dit->nn, dit->qkv, &a, l));
     ESA_TRY(op->qk(dit->nn, &qk));
-    return esa_dit_attend(dit->nn, session, layer, dit->qkv, &dit->o, dit->config.heads);
+    *o = dit->o;
+    return esa_dit_attend(dit->nn, session, layer, dit->qkv, o, dit->config.heads);
 }
 
 /* Adds the output of attention to x; leaves the normed input of the feed-forward in a. */
-static esa_status end_attention(esa_cog_dit *dit, int32_t layer)
+static esa_status end_attention(esa_cog_dit *dit, int32_t layer, const esa_view *attended)
 {
     const cog_block *b = &dit->block[layer];
     esa_view o;
-    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &b->out));
+    ESA_TRY(esa_dit_input(dit->nn, &o, attended, &dit->a, &b->out));
     for (int32_t s = 0; s < STREAMS; s++) {
         const esa_view in = part_of(dit, &o, s), t = part_of(dit, &dit->flat, s);
         esa_norm_args n = norm_for(dit, s, &b->norm[1], &dit->e[1], &b->up);
@@ -114,8 +115,9 @@ static esa_status run_block(esa_cog_dit *dit, esa_session *session, int32_t i)
         const esa_norm_args n = norm_for(dit, s, &b->norm[0], &dit->e[0], &b->q);
         ESA_TRY(op->norm(dit->nn, &n));
     }
-    ESA_TRY(self_attention(dit, session, i));
-    ESA_TRY(end_attention(dit, i));
+    esa_view o;
+    ESA_TRY(self_attention(dit, session, i, &o));
+    ESA_TRY(end_attention(dit, i, &o));
     ESA_TRY(feed_forward(dit, i));
     return esa_store_end(dit->store, 1 + i);
 }
@@ -279,9 +281,6 @@ esa_status esa_cog_dit_forward(esa_cog_dit *dit, esa_session *session, int32_t b
     if (branch < 0 || branch >= dit->branches || !dit->has_text[branch])
         return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no text for branch %d",
                         branch);
-    esa_nn_enter(dit->nn);
-    esa_status status = prepare_all(dit);
-    if (!status) status = forward(dit, session, branch, v, x, t);
-    esa_nn_leave(dit->nn);
-    return status;
+    ESA_TRY(prepare_all(dit));
+    return forward(dit, session, branch, v, x, t);
 }

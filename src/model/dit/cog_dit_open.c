@@ -22,8 +22,9 @@ static void want_attention(esa_weights *w, esa_cog_dit *dit, int32_t i, int32_t 
     const int64_t d = dit->d;
     char name[96];
     for (int32_t k = 0; k < 3; k++)
-        esa_weights_want(w, &part[k]->weight, f8 | (k ? ESA_WANT_JOIN : 0), 2, (int64_t[]){ d, d },
-                         "transformer_blocks.%d.attn1.%s.weight", i, called[k]);
+        esa_weights_want(w, &part[k]->weight, ESA_WANT_PRODUCT | f8 | (k ? ESA_WANT_JOIN : 0), 2,
+                         (int64_t[]){ d, d }, "transformer_blocks.%d.attn1.%s.weight", i,
+                         called[k]);
     for (int32_t k = 0; k < 3 && dit->config.attention_bias; k++)
         esa_weights_want(w, &part[k]->bias, k ? ESA_WANT_JOIN : 0, 1, &d,
                          "transformer_blocks.%d.attn1.%s.bias", i, called[k]);
@@ -59,8 +60,8 @@ static void want_all(esa_weights *w, esa_cog_dit *dit)
 {
     const esa_cog_config *c = &dit->config;
     const int64_t d = dit->d, E = c->time_dim, p = c->patch;
-    esa_weights_want(w, &dit->patch.weight, 0, 4, (int64_t[]){ d, c->in_channels, p, p },
-                     "patch_embed.proj.weight");
+    esa_weights_want(w, &dit->patch.weight, ESA_WANT_PRODUCT, 4,
+                     (int64_t[]){ d, c->in_channels, p, p }, "patch_embed.proj.weight");
     if (c->patch_bias) esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embed.proj.bias");
     esa_part_want_linear(w, &dit->text_proj, 0, d, c->text_dim, "patch_embed.text_proj");
     esa_part_want_linear(w, &dit->time1, 0, E, d, "time_embedding.linear_1");

@@ -48,7 +48,7 @@ esa_status esa_dit_input(esa_nn *nn, esa_view *in, const esa_view *x, const esa_
                          const esa_linear *l)
 {
     const esa_view copy = nn->ops->input(nn, room, l);
-    *in = x->dtype == copy.dtype ? *x : copy;
+    *in = x->dtype == copy.dtype || nn->ops->converts ? *x : copy;
     if (in->data == x->data) return ESA_OK;
     const esa_act_args convert = { .y = copy, .x = *x, .act = ESA_ACT_NONE };
     return nn->ops->act(nn, &convert);
@@ -66,10 +66,17 @@ static esa_tensor heads_of(const esa_nn *nn, const esa_view *v, int32_t heads)
 }
 
 esa_status esa_dit_attend(esa_nn *nn, esa_session *session, int32_t layer, const esa_view qkv[3],
-                          const esa_view *o, int32_t heads)
+                          esa_view *o, int32_t heads)
 {
-    const esa_tensor q = heads_of(nn, &qkv[0], heads), k = heads_of(nn, &qkv[1], heads),
-                     v = heads_of(nn, &qkv[2], heads), out = heads_of(nn, o, heads);
+    esa_view in[3];
+    for (int32_t i = 0; i < 3; i++) {
+        in[i] = nn->ops->attended(nn, &qkv[i]);
+        const esa_act_args convert = { .y = in[i], .x = qkv[i], .act = ESA_ACT_NONE };
+        if (in[i].dtype != qkv[i].dtype) ESA_TRY(nn->ops->act(nn, &convert));
+    }
+    *o = nn->ops->attended(nn, o);
+    const esa_tensor q = heads_of(nn, &in[0], heads), k = heads_of(nn, &in[1], heads),
+                     v = heads_of(nn, &in[2], heads), out = heads_of(nn, o, heads);
     const esa_qkvo views = { &q, &k, &v, &out, NULL, NULL, 0 };
     ESA_TRY(nn->ops->self_begin(nn));
     ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));

@@ -22,8 +22,9 @@ esa_status esa_dit_leave_room(esa_nn *nn, esa_store *store, const esa_dit_room *
 esa_status esa_dit_input(esa_nn *nn, esa_view *in, const esa_view *x, const esa_view *room,
                          const esa_linear *l);
 
-/* Self-attention of one layer. qkv [3] and o: [rows][heads * head_dim]. */
+/* Self-attention of one layer. qkv [3] and o: [rows][heads * head_dim]. q, k and v are lost. *o,
+ * the room for the output, becomes its view, which may have another type. */
 esa_status esa_dit_attend(esa_nn *nn, esa_session *session, int32_t layer, const esa_view qkv[3],
-                          const esa_view *o, int32_t heads);
+                          esa_view *o, int32_t heads);
 
 #endif

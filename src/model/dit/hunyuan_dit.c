@@ -70,8 +70,11 @@ static esa_status attend(esa_hunyuan_dit *dit, esa_session *session, int32_t lay
                          const hunyuan_text *text)
 {
     const parts p = parts_of(dit, BOTH);
+    esa_view o = p.o;
     esa_session_keys(session, text->length);
-    return esa_dit_attend(dit->nn, session, layer, p.qkv, &p.o, dit->config.heads);
+    ESA_TRY(esa_dit_attend(dit->nn, session, layer, p.qkv, &o, dit->config.heads));
+    const esa_act_args back = { .y = p.o, .x = o, .act = ESA_ACT_NONE };
+    return o.dtype == p.o.dtype ? ESA_OK : dit->nn->ops->act(dit->nn, &back);
 }
 
 /* The norm of q and k; the video's are rotated. */
@@ -300,8 +303,5 @@ esa_status esa_hunyuan_dit_forward(esa_hunyuan_dit *dit, const esa_dit_call *cal
     if (call->branch < 0 || call->branch >= dit->branches || !dit->text[call->branch].room)
         return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no text for branch %d",
                         call->branch);
-    esa_nn_enter(dit->nn);
-    const esa_status status = forward(dit, call);
-    esa_nn_leave(dit->nn);
-    return status;
+    return forward(dit, call);
 }

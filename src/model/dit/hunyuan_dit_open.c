@@ -26,8 +26,8 @@ static void want_qkv(esa_weights *w, esa_linear *q, esa_linear *k, esa_linear *v
 {
     esa_linear *const part[3] = { q, k, v };
     for (int32_t i = 0; i < 3; i++)
-        esa_weights_want(w, &part[i]->weight, f8 | (i ? ESA_WANT_JOIN : 0), 2, (int64_t[]){ d, d },
-                         "%s.%s.weight", prefix, name[i]);
+        esa_weights_want(w, &part[i]->weight, ESA_WANT_PRODUCT | f8 | (i ? ESA_WANT_JOIN : 0), 2,
+                         (int64_t[]){ d, d }, "%s.%s.weight", prefix, name[i]);
     for (int32_t i = 0; i < 3; i++)
         esa_weights_want(w, &part[i]->bias, i ? ESA_WANT_JOIN : 0, 1, &d, "%s.%s.bias", prefix,
                          name[i]);
@@ -92,7 +92,7 @@ static void want_all(esa_weights *w, esa_hunyuan_dit *dit)
     const esa_hunyuan_config *c = &dit->config;
     const int64_t d = dit->d, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     const int64_t kernel[5] = { d, c->in_channels, c->patch[0], c->patch[1], c->patch[2] };
-    esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "x_embedder.proj.weight");
+    esa_weights_want(w, &dit->patch.weight, ESA_WANT_PRODUCT, 5, kernel, "x_embedder.proj.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "x_embedder.proj.bias");
     want_mlp(w, &dit->time, d, ESA_HUNYUAN_WAVE, "time_text_embed.timestep_embedder");
     if (c->guidance)

@@ -61,11 +61,12 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
                              .sin = dit->sin,
                              .D = dit->config.head_dim,
                              .eps = (float)dit->config.eps };
-    esa_view o;
+    esa_view o = dit->o;
     ESA_TRY(op->qkv(dit->nn, dit->qkv, &a, l));
     ESA_TRY(op->qk(dit->nn, &qk));
-    ESA_TRY(esa_dit_attend(dit->nn, session, layer, dit->qkv, &dit->o, dit->config.heads));
-    ESA_TRY(esa_dit_input(dit->nn, &o, &dit->o, &dit->a, &w->out));
+    ESA_TRY(esa_dit_attend(dit->nn, session, layer, dit->qkv, &o, dit->config.heads));
+    const esa_view attended = o;
+    ESA_TRY(esa_dit_input(dit->nn, &o, &attended, &dit->a, &w->out));
     esa_norm_args n = norm_for(dit, &b->cross.q, NULL, NULL);
     n.weight = b->norm2_weight.data;
     n.bias = b->norm2_bias.data;
@@ -271,8 +272,5 @@ esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t b
                         branch);
     if (dit->config.image_dim && !dit->picture.kv.data)
         return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no image");
-    esa_nn_enter(dit->nn);
-    const esa_status status = forward(dit, session, &dit->text[branch], v, x, t);
-    esa_nn_leave(dit->nn);
-    return status;
+    return forward(dit, session, &dit->text[branch], v, x, t);
 }

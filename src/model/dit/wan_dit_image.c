@@ -79,9 +79,7 @@ static esa_status make_picture(esa_wan_dit *dit, const float *embeds)
                                    type, device, R, width[i]);
         if (pass == 0) ESA_TRY(esa_nn_alloc(dit->nn, &room, carve.used, "the image's states"));
     }
-    esa_nn_enter(dit->nn);
     const esa_status status = fill(dit, embeds, state);
-    esa_nn_leave(dit->nn);
     esa_nn_free(dit->nn, room, carve.used);
     return status;
 }

@@ -17,7 +17,8 @@ static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int
     char name[96];
     for (int32_t i = 0; i < 3; i++)
         esa_weights_want(
-            w, &part[i]->weight, (self || i == 0 ? f8 : 0) | (self && i ? ESA_WANT_JOIN : 0), 2,
+            w, &part[i]->weight,
+            ESA_WANT_PRODUCT | (self || i == 0 ? f8 : 0) | (self && i ? ESA_WANT_JOIN : 0), 2,
             (int64_t[]){ d, d }, "blocks.%d.attn%d.%s.weight", layer, number, called[i]);
     for (int32_t i = 0; i < 3; i++)
         esa_weights_want(w, &part[i]->bias, self && i ? ESA_WANT_JOIN : 0, 1, &d,
@@ -80,7 +81,7 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     const esa_wan_config *c = &dit->config;
     const int64_t d = dit->d, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     const int64_t kernel[5] = { d, c->in_channels, c->patch[0], c->patch[1], c->patch[2] };
-    esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "patch_embedding.weight");
+    esa_weights_want(w, &dit->patch.weight, ESA_WANT_PRODUCT, 5, kernel, "patch_embedding.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embedding.bias");
     esa_part_want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim,
                          "condition_embedder.time_embedder.linear_1");

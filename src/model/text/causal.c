@@ -110,8 +110,8 @@ static void want_layer(esa_causal *e, int32_t number)
     const int32_t used = number < c->layers - c->skip;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (!list[i].name) continue;
-        esa_weights_want(e->weights, used ? &list[i].layer->weight : NULL, 0, 2, list[i].dim,
-                         "%s.%d.%s.weight", n->layer, (int)number, list[i].name);
+        esa_weights_want(e->weights, used ? &list[i].layer->weight : NULL, ESA_WANT_PRODUCT, 2,
+                         list[i].dim, "%s.%d.%s.weight", n->layer, (int)number, list[i].name);
         if (c->kind == ESA_CAUSAL_CLIP)
             esa_weights_want(e->weights, used ? &list[i].layer->bias : NULL, 0, 1, list[i].dim,
                              "%s.%d.%s.bias", n->layer, (int)number, list[i].name);
@@ -359,10 +359,7 @@ static esa_status run_layers(esa_causal *e, const causal_run *r)
 static esa_status run_in_memory(esa_causal *e, causal_run *r, float *out, const int32_t *ids)
 {
     ESA_TRY(begin(e, r, ids));
-    esa_nn_enter(e->env.nn);
-    const esa_status status = run_layers(e, r);
-    esa_nn_leave(e->env.nn);
-    if (status) return status;
+    ESA_TRY(run_layers(e, r));
     return esa_nn_read(e->env.nn, out, e->config.kind == ESA_CAUSAL_CLIP ? &r->t : &r->x);
 }
 

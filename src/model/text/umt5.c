@@ -70,8 +70,9 @@ static void want_layer(esa_umt5 *e, int32_t number)
                  { &l->linear, up, 0, "1.DenseReluDense.wi_1" },
                  { &l->out, down, 0, "1.DenseReluDense.wo" } };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
-        esa_weights_want(e->weights, &list[i].layer->weight, list[i].flags, 2, list[i].dim,
-                         "encoder.block.%d.layer.%s.weight", (int)number, list[i].name);
+        esa_weights_want(e->weights, &list[i].layer->weight, ESA_WANT_PRODUCT | list[i].flags, 2,
+                         list[i].dim, "encoder.block.%d.layer.%s.weight", (int)number,
+                         list[i].name);
 }
 
 static void want_all(esa_umt5 *e)
@@ -321,10 +322,8 @@ static esa_status run_layers(esa_umt5 *e, umt5_run *r)
 static esa_status run_in_memory(esa_umt5 *e, umt5_run *r, float *out, const int32_t *ids)
 {
     ESA_TRY(begin(e, r, ids));
-    esa_nn_enter(e->env.nn);
-    const esa_status status = run_layers(e, r);
-    esa_nn_leave(e->env.nn);
-    return status ? status : esa_nn_read(e->env.nn, out, &r->t);
+    ESA_TRY(run_layers(e, r));
+    return esa_nn_read(e->env.nn, out, &r->t);
 }
 
 esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t n)

@@ -451,10 +451,7 @@ esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const esa_vae_cut *cut, esa_
     vae_run run = new_run(vae, cut);
     run.sink = sink;
     run.user = user;
-    esa_nn_enter(run.nn);
-    const esa_status status = run_in_memory(&run, cut);
-    esa_nn_leave(run.nn);
-    return status;
+    return run_in_memory(&run, cut);
 }
 
 int64_t esa_cog_vae_cut_bytes(const esa_cog_vae *vae, int64_t frames, int64_t height, int64_t width,

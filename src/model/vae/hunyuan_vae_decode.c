@@ -323,9 +323,7 @@ esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, flo
     ESA_TRY(esa_nn_alloc(vae->env.nn, &block, bytes, "the frames of the VAE decoder"));
     carve = (esa_carve){ .base = block };
     place(&r, &carve);
-    esa_nn_enter(vae->env.nn);
     const esa_status status = run_all(&r, cut, rgb);
-    esa_nn_leave(vae->env.nn);
     esa_nn_free(vae->env.nn, block, bytes);
     return status;
 }

@@ -131,7 +131,7 @@ static esa_status load_convs(const esa_vae_walk *k)
 static esa_status load(esa_vae_walk *k, esa_vae_held *held, const esa_vae_stats *stats)
 {
     /* Packing copies every weight, so the file is only mapped and not copied a second time. */
-    ESA_TRY(esa_weights_load(k->w, ESA_HOLD_FILE));
+    ESA_TRY(esa_weights_load(k->w, ESA_HOLD_FILE, 0));
     ESA_TRY(load_vectors(k, held, stats));
     ESA_TRY(load_convs(k));
     held->parameters = esa_weights_parameters(k->w);

@@ -273,10 +273,7 @@ esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_vae_
     vae_run run = new_run(vae, cut, 0);
     run.sink = sink;
     run.user = user;
-    esa_nn_enter(run.r.nn);
-    const esa_status status = run_in_memory(&run, cut);
-    esa_nn_leave(run.r.nn);
-    return status;
+    return run_in_memory(&run, cut);
 }
 
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width,

@@ -221,9 +221,7 @@ esa_status esa_wan_vae_encode_image(esa_wan_vae *vae, float *out, const float *r
     if (!run.host) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the VAE encoder");
     esa_status status = esa_nn_alloc(nn, (void **)&run.r.block, run.r.size,
                                      "the planes of the VAE encoder");
-    esa_nn_enter(nn);
     if (!status) status = run_all(&run, rgb, 1 + (latent[0] - 1) * vae->config.factor_t);
-    esa_nn_leave(nn);
     esa_nn_free(nn, run.r.block, run.r.size);
     esa_mem_free(&nn->ctx->mem, run.host, host);
     return status;

@@ -93,8 +93,9 @@ static void want_layer(esa_clip_vision *e, int32_t number)
                  { &l->v, { d, d }, "self_attn.v_proj" }, { &l->o, { d, d }, "self_attn.out_proj" },
                  { &l->up, { ff, d }, "mlp.fc1" },        { &l->down, { d, ff }, "mlp.fc2" } };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        esa_weights_want(e->weights, used ? &list[i].layer->weight : NULL, 0, 2, list[i].dim,
-                         "vision_model.encoder.layers.%d.%s.weight", (int)number, list[i].name);
+        esa_weights_want(e->weights, used ? &list[i].layer->weight : NULL, ESA_WANT_PRODUCT, 2,
+                         list[i].dim, "vision_model.encoder.layers.%d.%s.weight", (int)number,
+                         list[i].name);
         esa_weights_want(e->weights, used ? &list[i].layer->bias : NULL, 0, 1, list[i].dim,
                          "vision_model.encoder.layers.%d.%s.bias", (int)number, list[i].name);
     }
@@ -111,7 +112,7 @@ static void want_all(esa_clip_vision *e)
                      "vision_model.embeddings.class_embedding");
     esa_weights_want(e->weights, &e->places, ESA_WANT_HOST, 2, places,
                      "vision_model.embeddings.position_embedding.weight");
-    esa_weights_want(e->weights, &e->patch.weight, 0, 4, patch,
+    esa_weights_want(e->weights, &e->patch.weight, ESA_WANT_PRODUCT, 4, patch,
                      "vision_model.embeddings.patch_embedding.weight");
     want_norm(e, &e->before, ESA_WANT_HOST, "vision_model.pre_layrnorm");
     want_norm(e, NULL, 0, "vision_model.post_layernorm");
@@ -325,9 +326,7 @@ esa_status esa_clip_vision_encode(esa_clip_vision *e, float *out, const float *r
         const int64_t bytes = carve.used;
         carve = (esa_carve){ .base = block };
         place(e, &r, &carve);
-        esa_nn_enter(nn);
         status = run(e, &r, out, rgb, room, half);
-        esa_nn_leave(nn);
         esa_nn_free(nn, block, bytes);
     }
     esa_mem_free(&nn->ctx->mem, room, 8 * half);
