@@ -7,6 +7,7 @@
 Each turn runs one layer in the engine and the same in torch (its weight is packed once in neither: torch gets it as a
 model has it). The table has GFLOP/s of the fastest turn and the median of the ratios of the turns."""
 import argparse
+import os
 import statistics
 import subprocess
 import time
@@ -26,6 +27,7 @@ def main():
     parser.add_argument("--no-torch", action="store_true", help="the engine alone")
     args = parser.parse_args()
     if not args.no_torch:
+        os.environ |= {"KMP_BLOCKTIME": "0", "OMP_WAIT_POLICY": "passive"}  # no spinning in the other's turns
         import torch
         torch.set_num_threads(args.threads)
     engine = subprocess.Popen([args.program, str(args.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

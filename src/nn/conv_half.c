@@ -176,7 +176,7 @@ esa_status esa_conv_half_run(esa_nn *nn, const esa_conv *c, float *y, int64_t y_
     j.line = (j.patch_w + taps - 1) * c->cin + esa_pad_depth(j.kern, c->run) - c->run;
     /* What a kernel writes behind a row of pixels is overwritten by the next row. */
     j.sums = (j.patch_h * j.patch_w + ESA_PANEL_ROWS) * j.kern->nr;
-    j.slice = esa_panel_slice(esa_pad_depth(j.kern, c->run));
+    j.slice = esa_panel_slice(j.kern, esa_pad_depth(j.kern, c->run));
     const int64_t window = c->kt * (j.patch_h + per_frame - 1) * j.line * 2;
     j.room_bytes = esa_ceil_div(8 * j.sums + window, 64) * 64;
     ESA_TRY(esa_nn_scratch(nn, &room, j.room_bytes * esa_pool_threads(nn->ctx->pool)));

@@ -208,7 +208,7 @@ esa_status esa_nn_linear(esa_nn *nn, const esa_view *y, const esa_view *x, const
                       .e = epilogue };
     j.dtype = j.kern->packed_bytes == 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F32;
     j.padded = esa_pad_depth(j.kern, in);
-    j.slice = esa_panel_slice(j.padded);
+    j.slice = esa_panel_slice(j.kern, j.padded);
     j.copies = j.padded != in || x->dtype != j.dtype;
     const double start = esa_nn_now();
     const esa_status status = run(nn, &j, w, bias);

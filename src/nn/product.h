@@ -14,16 +14,20 @@ enum {
     /* Kernels that compute tiles may write sums up to a multiple of so many rows: every buffer of
      * sums has room for them. */
     ESA_PANEL_ROWS = 32,
-    /* Most terms of one call of a kernel, which is made for heads. */
-    ESA_PANEL_DEPTH = 256
+    /* Most terms of one call of a kernel: the slice of a panel stays in the second-level cache.
+     * Kernels of tiles are made for heads and take fewer. */
+    ESA_PANEL_DEPTH = 1024,
+    ESA_PANEL_DEPTH_TILES = 256
 };
-_Static_assert(ESA_PANEL_DEPTH <= ESA_MAX_HEAD_DIM, "kernels are made for depths of heads");
+_Static_assert(ESA_PANEL_DEPTH_TILES <= ESA_MAX_HEAD_DIM, "tiles are made for depths of heads");
 
 /* The terms of a slice if a sum of depth terms is cut into equal ones. Each begins at a multiple of
  * the widest step of a kernel along depth. */
-ESA_INLINE int64_t esa_panel_slice(int64_t depth)
+ESA_INLINE int64_t esa_panel_slice(const esa_cpu_kernels *kern, int64_t depth)
 {
-    const int64_t slices = esa_ceil_div(esa_max64(1, depth), ESA_PANEL_DEPTH);
+    const int32_t vectors = kern->packed_bytes == 4 || kern->level == ESA_CPU_AVX512BF16;
+    const int64_t most = vectors ? ESA_PANEL_DEPTH : ESA_PANEL_DEPTH_TILES,
+                  slices = esa_ceil_div(esa_max64(1, depth), most);
     return esa_ceil_div(esa_ceil_div(esa_max64(1, depth), slices), 32) * 32;
 }
 
