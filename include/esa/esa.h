@@ -185,9 +185,7 @@ typedef struct esa_ctx_params {
     void *log_user;
     void *cuda_stream;   /* cudaStream_t for CUDA calls; NULL: the default stream (NULL) */
     int32_t cuda_device; /* ordinal of the GPU for CUDA calls (0) */
-    /* ESA_CPU_* (BEST). BEST: the level in $ESA_CPU if it is set, else the fastest of this CPU. A
-     * level that this CPU lacks is an error. */
-    int32_t cpu_level;
+    int32_t cpu_level; /* ESA_CPU_*; BEST: $ESA_CPU, else the fastest. One it lacks fails (BEST) */
     int64_t reserved[4];
 } esa_ctx_params;
 

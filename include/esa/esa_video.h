@@ -316,9 +316,9 @@ ESA_API esa_generate_params esa_generate_params_default(void);
 
 /* Says what esa_generate would run. Checks the settings and fills in what they leave open: frames,
  * height, width, steps, guidance, the branches of a step unless the session mode is DENSE, and in
- * modes ONLINE, RECORD and PROBE the order, the block sizes, the grid and the text of the selection.
- * *tokens (may be NULL) receives the number of tokens of self-attention. Prompt and files are not
- * read. On failure params is unchanged. */
+ * modes ONLINE, RECORD and PROBE the order, the block sizes, the grid and the text of the
+ * selection. *tokens (may be NULL) receives the number of tokens of self-attention. Prompt and
+ * files are not read. On failure params is unchanged. */
 ESA_API esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params,
                                         int64_t *tokens);
 

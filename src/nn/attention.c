@@ -73,8 +73,8 @@ static void attend_panel(void *arg, int64_t item, int32_t worker)
         const int64_t keys = esa_min64(BLOCK, j->Nk - key);
         kern->kq(w.s, w.q, j->k + key * j->ldk + kv, j->ldk, keys, D, 1.0f);
         add_distances(j, w.s, h, first, n, key, keys);
-        const int32_t moved = kern->softmax(w.s, w.s, keys, 1.0f, NULL, j->key ? j->key + key : NULL, w.m,
-                                            w.l, w.alpha);
+        const int32_t moved = kern->softmax(w.s, w.s, keys, 1.0f, NULL,
+                                            j->key ? j->key + key : NULL, w.m, w.l, w.alpha);
         kern->pv(w.o, w.s, j->v + key * j->ldv + kv, j->ldv, keys, D, moved ? w.alpha : NULL, 1);
     }
     /* If no key is visible, the sum and o are 0. NaN differs from 0 and passes. */

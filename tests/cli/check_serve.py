@@ -29,7 +29,7 @@ class Api(serve_kit.Served):
         self.assertEqual((model["id"], model["object"]), ("wan-tiny", "model"))
         own = model["esa"]
         self.assertEqual(own["defaults"], {"width": 128, "height": 128, "frames": 33, "steps": 8, "guidance": 2.5,
-                                           "fps": 16})
+                                           "fps": 16, "preset": "balanced"})
         self.assertEqual((own["image"], own["presets"]), ("none", ["faithful", "balanced", "fast"]))
         self.assertEqual(own["multiple"]["width"], 8)
         api = self.server.get("/openapi.json").json
@@ -41,7 +41,8 @@ class Api(serve_kit.Served):
         elsewhere = {"prompt", "prompts", "num-prompts", "out", "output-dir", "compare", "lpips", "dense-out",
                      "beside-out", "prompt-embeds", "save-embeds", "latents", "save-latents", "check",
                      "transformer", "transformer-2",
-                     "hold", "json", "image", "model", "threads", "device", "linear", "keep", "max-vram"}
+                     "hold", "json", "image", "model", "threads", "device", "linear", "keep", "max-vram",
+                     "dtype"}
         known = set(re.findall(r"^  --([a-z0-9-]+)", text, re.M))
         self.assertEqual(set(options) - {"compare"}, known - elsewhere)   # a new option is thought about
         self.assertEqual(options["preset"]["enum"], ["faithful", "balanced", "fast"])
@@ -238,6 +239,8 @@ class Times(serve_kit.Served):
         """DELETE stops a video within four blocks: long before its step ends. The next one starts."""
         name = self.server.make(**LONG)
         after = self.server.make(**TINY)
+        while self.server.get("/health").json["running"] != name:      # a new server opens its model first
+            time.sleep(0.005)
         self.assertEqual(self.server.job(after)["esa"]["queue_position"], 1)
         stream = self.server.events(name)
         begun = []

@@ -229,7 +229,7 @@ def test_the_pipeline(pipe):
 def test_anchors_in_the_pipeline(pipe):
     """Keyframes at both ends. 2,220 video tokens beside 554 others leave room for anchors."""
     pipe = assemble("text_encoder", "decode", **pipe.components)
-    assert esa.EsaConfig().anchors(8, branches=1) == ()         # without guidance, short runs do not carry by themselves
+    assert esa.EsaConfig().anchors(8, branches=1) == ()         # short runs without guidance carry if asked
     with esa.apply(pipe, esa.EsaConfig(block=32, work=0.9, carry=3)) as handle:
         call(pipe, 192, 320, num_inference_steps=9, image=picture(), last_image=picture())
         assert (handle.steps, handle.videos) == (8, 1)
