@@ -18,7 +18,10 @@ enum { ESA_AMX_ROWS = 16, ESA_AMX_ROW_BYTES = 64, ESA_AMX_TILE_BYTES = 1024 };
  * before Linux 5.16, some sandboxes). */
 int32_t esa_cpu_amx(void);
 
-#if defined(__AMX_TILE__) && defined(__AVX512F__)
+/* clang before 16 spells the macros of the flags in another way. */
+#if (defined(__AMX_TILE__) || defined(__AMXTILE__)) &&                                             \
+    (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512F__)
+#define ESA_AMX_HERE 1
 #include <immintrin.h>
 
 /* Sets the shape of the tiles in this thread. Call it at the beginning of a task, and

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * f16 stays with the f32 set: rounding its values to bf16 would multiply their error by eight. */
+#include "cpu/amx.h"
 #include "cpu/simd_avx512.h"
 
-#if !defined(__AMX_BF16__) || !defined(__AVX512BF16__)
+#if !defined(ESA_AMX_HERE) || !defined(__AVX512BF16__)
 #error "kernels_amx.c needs -mamx-tile -mamx-bf16 -mavx512bf16"
 #endif
 

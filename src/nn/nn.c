@@ -49,7 +49,8 @@ void esa_nn_close(esa_nn *nn)
 int32_t esa_nn_bf16_pays(const esa_ctx *ctx)
 {
     const esa_cpu_kernels *kern = ctx->kern;
-    return kern->bf16 && (kern->level != ESA_CPU_AVX512BF16 || esa_cpu_bf16_pays());
+    if (kern->level == ESA_CPU_AVX512BF16) return esa_cpu_bf16_pays();
+    return kern->level == ESA_CPU_AMX; /* on Arm it has not been measured */
 }
 
 esa_status esa_nn_use_dtype(esa_nn *nn, int32_t dtype)

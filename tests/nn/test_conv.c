@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "ctx/ctx.h"
+#include "nn/any_set.h"
 #include "nn/nn.h"
 
 static uint32_t state = 1;
@@ -17,15 +17,6 @@ static float draw(void) /* in [-1, 1) */
 {
     state = state * 1664525u + 1013904223u;
     return (float)(int32_t)state / 2147483648.0f;
-}
-
-static esa_ctx *make_ctx(int32_t threads, int32_t level)
-{
-    esa_ctx *ctx;
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = threads;
-    p.cpu_level = level;
-    return esa_ctx_create(&ctx, &p) == ESA_OK ? ctx : NULL;
 }
 
 typedef struct conv_case {
@@ -37,7 +28,7 @@ typedef struct conv_case {
 static float *run_case(const conv_case *t, int32_t threads, int32_t level, int32_t bf16,
                        float *worst, int64_t *count)
 {
-    esa_ctx *ctx = make_ctx(threads, level);
+    esa_ctx *ctx = any_set_ctx(threads, level);
     if (!ctx) return NULL;
     esa_nn nn;
     esa_nn_init(&nn, ctx);
@@ -124,13 +115,11 @@ static const conv_case cases[] = {
     { 3, 3, 3, 4, 8, 2, 2, 0, 0, 0 },    { 3, 3, 3, 200, 50, 7, 90, 0, 3, 1 },
 };
 
-enum { LEVELS = 16 }; /* more than there are; others are refused */
-
 static void matches_definition(void **unused)
 {
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        for (int32_t each = 0; each < 2 * LEVELS; each++) {
+        for (int32_t each = 0; each < 2 * ANY_SETS; each++) {
             const int32_t level = each / 2, bf16 = each % 2;
             float worst;
             int64_t n;
@@ -165,7 +154,7 @@ static void same_bits_for_any_threads(void **unused)
 static void pixel_norm(void **unused)
 {
     (void)unused;
-    esa_ctx *ctx = make_ctx(2, 0);
+    esa_ctx *ctx = any_set_ctx(2, ANY_SET_BEST);
     esa_nn nn;
     esa_nn_init(&nn, ctx);
     enum { H = 3, W = 5, C = 24 };

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 #include "common/naive.h"
-#include "ctx/ctx.h"
 #include "model/fill.h"
+#include "nn/any_set.h"
 #include "nn/product.h"
 
 /* Rounding in f32: a sum of n products is off by about sqrt(n) 2^-24 of the sum of magnitudes. All
@@ -25,15 +25,6 @@
 static double gelu(double x)
 {
     return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
-}
-
-static esa_ctx *make_ctx(int32_t threads, int32_t level)
-{
-    esa_ctx *ctx;
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = threads;
-    p.cpu_level = level;
-    return esa_ctx_create(&ctx, &p) == ESA_OK ? ctx : NULL;
 }
 
 typedef struct product_case {
@@ -197,7 +188,7 @@ static void compare(const product_case *t, const product_data *d, const void *y,
 /* On one level: right, and the same bits with 1 and 3 threads. 0: not a level of this machine. */
 static int32_t run_case(const product_case *t, int32_t level)
 {
-    esa_ctx *ctx[2] = { make_ctx(1, level), make_ctx(3, level) };
+    esa_ctx *ctx[2] = { any_set_ctx(1, level), any_set_ctx(3, level) };
     void *y[2] = { NULL, NULL };
     const int32_t runs = ctx[0] && ctx[1] && (!t->bf16 || ctx[0]->kern->bf16);
     if (runs) {
@@ -218,7 +209,7 @@ static int32_t run_case(const product_case *t, int32_t level)
 static void every_level(const product_case *t)
 {
     int32_t runs = 0;
-    for (int32_t level = ESA_CPU_REF; level < 16; level++) runs += run_case(t, level);
+    for (int32_t level = ESA_CPU_REF; level < ANY_SETS; level++) runs += run_case(t, level);
     if (!t->bf16) assert_true(runs > 0); /* at least ref */
 }
 
@@ -287,7 +278,7 @@ static void blocks(void **state)
 static void refused(void **state)
 {
     (void)state;
-    esa_ctx *ctx = make_ctx(1, ESA_CPU_REF);
+    esa_ctx *ctx = any_set_ctx(1, ESA_CPU_REF);
     esa_nn nn;
     assert_non_null(ctx);
     esa_nn_init(&nn, ctx);
