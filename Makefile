@@ -27,7 +27,7 @@ demo:
 	@scripts/setup.sh video
 	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
 	@mkdir -p demo
-	@$(BUILD)/esa generate --compare dense \
+	@$(BUILD)/esa generate --compare dense --dtype auto \
 	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
 
 # The same in a browser: the server makes videos with the embedded model until Ctrl-C.
@@ -35,7 +35,7 @@ demo-page:
 	@scripts/setup.sh video
 	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
 	@mkdir -p demo
-	@$(BUILD)/esa serve --output-dir demo/videos
+	@$(BUILD)/esa serve --dtype auto --output-dir demo/videos
 
 test:
 	@scripts/setup.sh test

@@ -19,7 +19,7 @@ static const char what[] = "export";
 
 typedef struct job {
     const char *out, *output_dir, *vae, *json_path, *asked; /* asked: --device */
-    int dtype;                                              /* 0: auto, 1: f32, 2: bf16 */
+    int dtype;                                              /* ESA_COMPUTE_* */
     cli_device device;
     int to, codec, pixels;
     int64_t quality, tile, threads;
@@ -90,9 +90,8 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
     if (!j->model) {
         const int status = model_folder(j, folder, sizeof folder);
         if (status) return status;
-        static const int32_t compute[] = { ESA_COMPUTE_AUTO, ESA_COMPUTE_F32, ESA_COMPUTE_BF16 };
         esa_model_params p = j->video.model_params_default();
-        p.compute = compute[j->dtype];
+        p.compute = j->dtype;
         p.parts = ESA_PART_VAE;
         p.device = j->device.device;
         const esa_status opened = j->video.model_open(j->ctx, &j->model, folder, &p);
@@ -252,9 +251,9 @@ int cmd_export(int argc, char **argv)
           "type of tensors: bytes, or numbers in [0, 1] (u8)" },
         { "--vae", CLI_TEXT, &j.vae, "FOLDER|NAME", 0, 0, 0,
           "the model that decodes latents; needed for files of `esa generate --save-latents`" },
-        { "--vae-dtype", CLI_CHOICE, &j.dtype, "auto|f32|bf16", 0, 0, 0,
-          "CPU: type of the decoder's convolutions; auto is bf16 where the processor gains from it "
-          "(auto)" },
+        { "--vae-dtype", CLI_CHOICE, &j.dtype, CLIP_DTYPES, 0, 0, 0,
+          "CPU: type of the decoder's convolutions; default is f32, auto is bf16 where the "
+          "processor gains from it (default)" },
         { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
           "decode in tiles of N pixels, to save memory; 0: whole frames if they fit (0)" },
         { "--device", CLI_TEXT, &j.asked, CLI_DEVICE_NAMES, 0, 0, 0,

@@ -99,9 +99,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     p.hold = o->hold;
     p.device = m->device.device;
     p.linear = o->linear;
-    p.compute = o->dtype == 0   ? ESA_COMPUTE_AUTO
-                : o->dtype == 1 ? ESA_COMPUTE_F32
-                                : ESA_COMPUTE_BF16;
+    p.compute = o->dtype;
     p.keep = o->keep;
     p.max_memory = limit;
     p.random = o->random;

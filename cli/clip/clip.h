@@ -54,7 +54,7 @@ typedef struct clip_opening {
     const char *check_file; /* check: a weight file alone instead of a model; NULL: the model */
     const char *device;     /* --device; NULL: auto */
     int linear;             /* ESA_LINEAR_* */
-    int dtype;              /* 0: auto, 1: f32, 2: bf16 */
+    int dtype;              /* ESA_COMPUTE_* */
     const char *keep;       /* F8: tensors that stay in bf16; NULL: none */
     const char *max_vram;   /* a size; NULL: no limit */
     const char *lpips;      /* weights of LPIPS, for clip_compare; NULL: it is not measured */
@@ -82,8 +82,9 @@ int clip_is_tiny(const clip_maker *maker);
 
 #define CLIP_MOST_STEPS    10000
 #define CLIP_MOST_ANCHORS  64
-#define CLIP_CARRY_TEXT    400         /* bytes of the longest list of anchors */
-#define CLIP_CARRY_FORMATS "e4m3|bf16" /* ESA_CARRY_E4M3, ESA_CARRY_BF16 */
+#define CLIP_CARRY_TEXT    400                     /* bytes of the longest list of anchors */
+#define CLIP_CARRY_FORMATS "e4m3|bf16"             /* ESA_CARRY_E4M3, ESA_CARRY_BF16 */
+#define CLIP_DTYPES        "default|f32|bf16|auto" /* in the order of ESA_COMPUTE_* */
 
 /* What --carry says. */
 typedef struct clip_anchors {

@@ -480,9 +480,9 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--linear", CLI_CHOICE, &r->open.linear, "bf16|fp8|fp8-fast", 0, 0, 0,
           "GPU: type of the transformer's linear layers; the first and the last block stay in "
           "bf16; fp8-fast sums with fewer bits (bf16)" },
-        { "--dtype", CLI_CHOICE, &r->open.dtype, "auto|f32|bf16", 0, 0, 0,
-          "CPU: type of linear layers and attention; auto is bf16 where the processor gains from "
-          "it (auto)" },
+        { "--dtype", CLI_CHOICE, &r->open.dtype, CLIP_DTYPES, 0, 0, 0,
+          "CPU: type of linear layers and attention; default is f32, auto is bf16 where the "
+          "processor gains from it (default)" },
         { "--keep", CLI_TEXT, &r->open.keep, "NAME,...", 0, 0, 0,
           "fp8: tensors that stay in bf16; * stands for any text (none)" },
         { "--max-vram", CLI_TEXT, &r->open.max_vram, "SIZE", 0, 0, 0,

@@ -146,7 +146,7 @@ static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
     float *room = j->room + (j->room ? 3 * worker * n : 0);
     for (int64_t i = first; i < first + count; i++) {
         const float *x = row_of(j, &a->x, i, room),
-                    *gate = a->gate.data ? row_of(j, &a->gate, i, room + n) : NULL;
+                    *gate = a->gate.data ? row_of(j, &a->gate, i, room ? room + n : NULL) : NULL;
         const int32_t wide = a->y.dtype == ESA_DTYPE_F32;
         char *to = (char *)a->y.data + i * a->y.ld * esa_view_element(a->y.dtype);
         float *y = wide ? (float *)to : room + 2 * n;
