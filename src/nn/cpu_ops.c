@@ -143,7 +143,7 @@ static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
     const act_job *j = arg;
     const esa_act_args *a = j->a;
     const int64_t n = a->x.cols;
-    float *room = j->room + (j->room ? 3 * worker * n : 0);
+    float *room = j->room ? j->room + 3 * worker * n : NULL; /* f32 needs none */
     for (int64_t i = first; i < first + count; i++) {
         const float *x = row_of(j, &a->x, i, room),
                     *gate = a->gate.data ? row_of(j, &a->gate, i, room ? room + n : NULL) : NULL;
