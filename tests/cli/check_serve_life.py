@@ -74,7 +74,7 @@ class Life(kit.Folder):
         chance = random.Random(SEED)
         seen, count = {}, 0                                               # finished videos and their bytes
         for kill in range(KILLS):
-            s = self.server()
+            s = self.server("--keep", 1000)                               # all of them: none is old enough to go
             new = [s.make(**(SMALL if chance.random() < 0.2 else TINY), seed=kill * 100 + i) for i in range(12)]
             end = time.monotonic() + chance.uniform(0, 5)
             while time.monotonic() < end:
@@ -83,7 +83,7 @@ class Life(kit.Folder):
                         seen[name] = s.get(f"/v1/videos/{name}/content").body
             known = {name: s.job(name)["status"] for name in new}
             s.stop(signal.SIGKILL)
-            with self.server() as again:
+            with self.server("--keep", 1000) as again:
                 for name, status in known.items():
                     job = again.job(name)
                     self.assertIn(job.get("status"), ("queued", "in_progress", "completed", "failed"), (name, status))
