@@ -536,7 +536,7 @@ class Offline(Page):
         wait(page, "document.querySelectorAll('#cards li').length === 1")
         self.small(page, STAR)
         page.click("#submit")
-        wait(page, f"document.querySelector('#job h2').innerText === '{STAR}'")      # the video before is completed, too
+        wait(page, f"document.querySelector('#job h2').innerText === '{STAR}'")  # that before is completed, too
         self.status(page, "completed")
 
 
