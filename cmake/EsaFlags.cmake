@@ -126,6 +126,11 @@ function(esa_isa_flags list_name)
         list(APPEND flags -march=armv8.2-a+bf16)
       endif()
     endif()
+    # No code relies on floating-point traps. Without this option gcc does not vectorise loops that clamp a value or
+    # choose between two. NaN and infinities are not affected.
+    if(source MATCHES "/src/nn/leaf_|/attn_cpu_carry\\.c$")
+      list(APPEND flags -fno-trapping-math)
+    endif()
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
     list(APPEND kept ${source})
   endforeach()

@@ -77,13 +77,6 @@ else()
 endif()
 
 esa_isa_flags(ESA_VIDEO_SOURCES)
-# No code relies on floating-point traps. Without this option gcc does not vectorise loops that clamp
-# a value. NaN and infinities are not affected.
-foreach(source ${ESA_VIDEO_SOURCES})
-  if(source MATCHES "/src/nn/leaf_")
-    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-trapping-math)
-  endif()
-endforeach()
 add_library(esa_video_objects OBJECT ${ESA_VIDEO_SOURCES})
 esa_compile_settings(esa_video_objects)
 esa_uses_build_id(esa_video_objects)

@@ -7,7 +7,8 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-#define L ESA_NN_LANES
+#define L     ESA_NN_LANES
+#define PIECE 64 /* columns that finish takes at a time */
 
 /* e^x to 2 ulp for all finite x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, then n goes
  * into the exponent in two halves, so that results below and above the normal range are right. NaN
@@ -158,50 +159,51 @@ static void to_bf16(uint16_t *y, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]);
 }
 
-/* Rows for one combination of what finish can do: the ifs disappear. L elements at a time go
- * through t, which overlaps nothing, so that the loops need no checks. */
+/* Rows for one combination of what finish can do: the ifs disappear. Pieces of a row go through t,
+ * which overlaps nothing, so that the loops need no checks. They end at a variable, because gcc
+ * unrolls loops with a constant number of turns and does not vectorise what is left. */
 static inline __attribute__((always_inline)) void finish_as(const esa_finish_args *a,
                                                             const int bias, const int gelu,
                                                             const int gate, const int residual,
                                                             const int half)
 {
-    const int64_t whole = a->n / L * L;
-    for (int64_t r = 0; r < a->rows; r++) {
-        const float *x = a->x + r * a->ldx, *more = residual ? a->residual + r * a->residual_ld : x;
-        float *y = (float *)a->y + (half ? 0 : r * a->ldy);
-        uint16_t *y16 = (uint16_t *)a->y + (half ? r * a->ldy : 0);
-        for (int64_t i = 0; i < whole; i += L) {
-            float t[L];
-            uint16_t t16[L];
-            for (int k = 0; k < L; k++) t[k] = x[i + k];
-            for (int k = 0; bias && k < L; k++) t[k] += a->bias[i + k];
-            for (int k = 0; gelu && k < L; k++) t[k] = gelu_of(t[k]);
-            for (int k = 0; gate && k < L; k++) t[k] *= a->gate[i + k];
-            for (int k = 0; residual && k < L; k++) t[k] = more[i + k] + t[k];
-            for (int k = 0; half && k < L; k++) t16[k] = esa_f32_to_bf16(t[k]);
+    for (int64_t r = 0; r < a->rows; r++)
+        for (int64_t i = 0; i < a->n; i += PIECE) {
+            const int64_t n = a->n - i < PIECE ? a->n - i : PIECE, at = r * a->ldy + i;
+            const float *x = a->x + r * a->ldx + i,
+                        *more = residual ? a->residual + r * a->residual_ld + i : x;
+            float t[PIECE];
+            uint16_t t16[PIECE];
+            for (int64_t k = 0; k < n; k++) {
+                float v = x[k];
+                if (bias) v += a->bias[i + k];
+                if (gelu) v = gelu_of(v);
+                if (gate) v *= a->gate[i + k];
+                if (residual) v = more[k] + v;
+                if (half)
+                    t16[k] = esa_f32_to_bf16(v);
+                else
+                    t[k] = v;
+            }
             if (half)
-                memcpy(y16 + i, t16, sizeof t16);
+                memcpy((uint16_t *)a->y + at, t16, (size_t)n * 2);
             else
-                memcpy(y + i, t, sizeof t);
+                memcpy((float *)a->y + at, t, (size_t)n * 4);
         }
-    }
 }
 
-/* Every combination, also for the columns behind the last L. */
-static void finish_any(const esa_finish_args *a, int64_t first)
+/* Every combination. */
+static void finish_any(const esa_finish_args *a)
 {
-    const int64_t n = a->n - first;
     for (int64_t r = 0; r < a->rows; r++) {
-        float *x = a->x + r * a->ldx + first;
-        const float *bias = a->bias ? a->bias + first : NULL,
-                    *gate = a->gate ? a->gate + first : NULL,
-                    *residual = a->residual ? a->residual + r * a->residual_ld + first : NULL;
-        const int64_t at = r * a->ldy + first;
+        float *x = a->x + r * a->ldx;
+        const float *residual = a->residual ? a->residual + r * a->residual_ld : NULL;
+        const int64_t at = r * a->ldy;
         if (a->dtype == ESA_DTYPE_BF16) {
-            finish_row(x, x, bias, a->act, gate, residual, n);
-            to_bf16((uint16_t *)a->y + at, x, n);
+            finish_row(x, x, a->bias, a->act, a->gate, residual, a->n);
+            to_bf16((uint16_t *)a->y + at, x, a->n);
         } else {
-            finish_row((float *)a->y + at, x, bias, a->act, gate, residual, n);
+            finish_row((float *)a->y + at, x, a->bias, a->act, a->gate, residual, a->n);
         }
     }
 }
@@ -209,15 +211,14 @@ static void finish_any(const esa_finish_args *a, int64_t first)
 static void finish(const esa_finish_args *a)
 {
     const int half = a->dtype == ESA_DTYPE_BF16, none = a->act == ESA_ACT_NONE,
-              plain = !a->gate && !a->residual;
-    int64_t done = a->n / L * L;
+              gelu = a->act == ESA_ACT_GELU_TANH, plain = !a->gate && !a->residual;
     if (a->bias && none && plain && !half)
         finish_as(a, 1, 0, 0, 0, 0);
     else if (a->bias && none && plain)
         finish_as(a, 1, 0, 0, 0, 1);
-    else if (a->bias && a->act == ESA_ACT_GELU_TANH && plain && half)
+    else if (a->bias && gelu && plain && half)
         finish_as(a, 1, 1, 0, 0, 1);
-    else if (a->bias && a->act == ESA_ACT_GELU_TANH && plain)
+    else if (a->bias && gelu && plain)
         finish_as(a, 1, 1, 0, 0, 0);
     else if (a->bias && none && a->gate && a->residual && !half)
         finish_as(a, 1, 0, 1, 1, 0);
@@ -228,8 +229,7 @@ static void finish(const esa_finish_args *a)
     else if (!a->bias && none && plain && !half)
         finish_as(a, 0, 0, 0, 0, 0);
     else
-        done = 0;
-    if (done < a->n) finish_any(a, done);
+        finish_any(a);
 }
 
 static void rope(float *x, int64_t heads, int64_t D, const float *cos, const float *sin)
