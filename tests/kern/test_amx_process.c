@@ -33,11 +33,12 @@
 
 enum { H = 2, N = 300, D = 64, SIZE = H * N * D };
 
-/* The thread sanitizer refuses new threads in a child of a process with threads. */
+/* The thread sanitizer refuses new threads in a child of a process with threads. It takes signals
+ * itself and calls handlers later, on the stack of the thread. */
 #if defined(__SANITIZE_THREAD__)
-enum { THREADS = 1 };
+enum { THREADS = 1, LATER = 1 };
 #else
-enum { THREADS = 2 };
+enum { THREADS = 2, LATER = 0 };
 #endif
 
 static uint16_t q[SIZE], k[SIZE], v[SIZE], o[SIZE], want[SIZE];
@@ -177,7 +178,7 @@ static void signals_on_another_stack(void **state)
     assert_int_equal(setitimer(ITIMER_PROF, &never, NULL), 0);
     signal(SIGPROF, SIG_IGN);
     printf("%s: %d signals\n", esa_ctx_cpu(ctx), (int)signals);
-    assert_true(signals >= 10 && elsewhere == 0);
+    assert_true(signals >= 10 && (LATER || elsewhere == 0));
     esa_ctx_free(ctx);
     stack.ss_flags = SS_DISABLE;
     assert_int_equal(sigaltstack(&stack, NULL), 0);
