@@ -4,8 +4,8 @@
     python bench/wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program build/bench/wan_dit
 
 Runs of the two alternate, so that a busy machine hurts both; the fastest of each counts. Both run in f32 and in
-bf16. With --command build/esa the table also has the mean forward of a whole run at each of --presets: masks, orders and
-anchors are in it, as in use."""
+bf16. With --command build/esa the table also has the mean forward of a whole run at each of --presets: masks, orders
+and anchors are in it, as in use."""
 import argparse
 import json
 import pathlib
@@ -23,9 +23,9 @@ def preset_run(args, dtype, preset):
     """Seconds of a forward, the mean over a run of --steps steps, and the work that the run took."""
     with tempfile.TemporaryDirectory(prefix="esa-wan-dit-") as folder:
         path = pathlib.Path(folder, "run.json")
-        command = [args.command, "bench", "model", "--model", args.model, "--device", "cpu", "--dtype", dtype, "--steps",
-                   str(args.steps), "--preset", preset, "--rounds", "1", "--skip-dense", "--no-decode", "--threads",
-                   str(args.threads), "--json", str(path)]
+        command = [args.command, "bench", "model", "--model", args.model, "--device", "cpu", "--dtype", dtype]
+        command += ["--steps", str(args.steps), "--preset", preset, "--rounds", "1", "--skip-dense", "--no-decode"]
+        command += ["--threads", str(args.threads), "--json", str(path)]
         subprocess.run(command, check=True, capture_output=True)
         row = json.loads(path.read_text(encoding="utf-8"))["rows"][-1]
     return {"seconds": row["denoise_seconds"]["median"] / args.steps / 2, "work": row["attention_work"]["realised"]}
@@ -88,8 +88,8 @@ def main():
             f"density {r['density']:.3f}, {fastest / r['seconds']:.2f} x the faster diffusers")
     for dtype, preset in whole:
         r = best[dtype, preset]
-        print(f"esa {dtype:4s} {preset:18s} {r['seconds']:.3f} s in the mean of {args.steps} steps, work {r['work']:.2f}; "
-              f"{fastest / r['seconds']:.2f} x the faster diffusers")
+        print(f"esa {dtype:4s} {preset:18s} {r['seconds']:.3f} s in the mean of {args.steps} steps, work "
+              f"{r['work']:.2f}; {fastest / r['seconds']:.2f} x the faster diffusers")
 
 
 if __name__ == "__main__":

@@ -146,6 +146,11 @@ GROUPS = {
     "main": MAIN,
     "new": [new(w) for w in (HIGH, LOW, LEAN)],
     "carry": [run for w in (LOW, LEAN, THIN, THINNER) for run in (carried(w), new(w))],
+    # A model of true size takes its own blocks.
+    "judge": [Run(name, words) for w in (THIN, THINNER, LEAN) for name, words in (
+        ("carry", f"work={w}"), ("new default", f"work={w} {OFF}"))] + [
+            Run("new default", f"work={LOW} {OFF}"), Run(TODAY, "budget=0.1"),
+            Run("dense through esa", "selector=dense")],
     "rows": [rows(w) for w in (LOW, HIGH, LEAN)],
     "ideas": [run for w in BOTH for run in ideas(w)],
     "apart": [run for w in BOTH for run in apart(w)],

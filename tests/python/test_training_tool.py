@@ -21,15 +21,16 @@ TOOL = ROOT / "tools" / "train_wan_tiny"
 MODEL = ROOT / "models" / "wan-tiny"
 
 
-def load(name):
+def load(name, folder=TOOL):
     """A module of the tool, under a name of its own: the tool's names are too plain for sys.path."""
-    spec = importlib.util.spec_from_file_location(f"train_wan_tiny_{name}", TOOL / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"train_wan_tiny_{name}", folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-adopt, real = load("adopt"), load("real")
+adopt, pack, real = load("adopt"), load("pack"), load("real")
+assemble = load("assemble_model", ROOT / "tests" / "quality")
 
 
 def transformer(heads, head_dim, layers=2):
@@ -139,6 +140,44 @@ def test_the_list_of_real_clips():
     captions = [row.split(",")[3] for row in rows[1:]]
     assert len(captions) == len(set(captions)) == 79
     assert all(caption.startswith("real ") for caption in captions)
+
+
+# ---------------------------------------------------------------- the packed judge
+
+def test_packed_weights_come_back(tmp_path):
+    """Codes are rounded, so a weight is wrong by half of its row's scale, and F16 rounds the scale and the weight."""
+    own, name = tmp_path / "own" / "transformer", "diffusion_pytorch_model.safetensors"
+    net = transformer(2, 128).half()
+    net.blocks[0].attn1.to_q.weight.data[3] = 0
+    net.save_pretrained(own)
+    old = load_file(own / name)
+    pack.pack(own / name)
+    assert (own / name).stat().st_size < 0.6 * sum(2 * value.numel() for value in old.values())
+    assemble.assemble(tmp_path / "own", MODEL, tmp_path / "whole")
+    new = load_file(tmp_path / "whole" / "transformer" / name)
+    assert set(new) == set(old)
+    for key, value in old.items():
+        assert new[key].dtype == torch.float16 and new[key].shape == value.shape
+        if value.ndim < 2:
+            assert torch.equal(new[key], value)
+            continue
+        rows, found = value.float().flatten(1), new[key].float().flatten(1)
+        largest = rows.abs().amax(1, keepdim=True)
+        assert ((rows - found).abs() <= largest * (0.5 / 127 + 3 * 2**-11)).all(), key
+    WanTransformer3DModel.from_pretrained(tmp_path / "whole" / "transformer")
+
+
+def test_the_judge_has_its_shape(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "tests/quality/assemble_model.py", tmp_path / "judge"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    net = WanTransformer3DModel.from_pretrained(tmp_path / "judge" / "transformer")
+    assert (net.config.num_attention_heads, net.config.attention_head_dim, net.config.num_layers) == (2, 128, 8)
+    assert all(torch.isfinite(value).all() for value in net.state_dict().values())
+    (tmp_path / "judge" / "strange").write_text("")
+    done = subprocess.run([sys.executable, ROOT / "tests/quality/assemble_model.py", tmp_path / "judge"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "strange" in done.stderr
 
 
 # ---------------------------------------------------------------- training

@@ -1,4 +1,4 @@
-"""Procedural captioned clips: the training data of wan-tiny and wan-tiny-b.
+"""Procedural captioned clips: the training data of wan-tiny and of the judge.
 
 A clip is one or two flat shapes that move over a background; its caption comes from the same draw
 through a small grammar, so caption and picture always agree. Clip number `index` of seed `seed` is
@@ -86,7 +86,7 @@ WORLD_A = World(
 
 # Mostly two objects, sizes further apart, other patterns that slide, other paths.
 WORLD_B = World(
-    name="wan-tiny-b",
+    name="wan-tiny-b",     # a former model's; as a part of the seed it stays
     sizes={"small": 0.19, "": 0.28, "large": 0.45}, layouts=(0.30, 0.70),
     backgrounds=("plain", "gradient", "floor", "floor", "striped", "striped", "checkered", "checkered", "dotted",
                  "dotted"),

@@ -1,8 +1,8 @@
-"""Train the text-to-video transformer of wan-tiny, wan-tiny-b or the judge by flow matching.
+"""Train the text-to-video transformer of wan-tiny or of the judge by flow matching.
 
     python dit.py --init stage --out stage --size 64 --minutes 1.5
     python dit.py --init stage --out stage --minutes 4
-    python dit.py --model wan-tiny-b --new --init ../../models/wan-tiny --out stage-b --minutes 8
+    python dit.py --model judge --init ../../models/wan-tiny --adopt FOLDER --out stage-judge --minutes 2
 
 The clips of a stage are rendered and encoded once, then kept on the device. A first stage at half size learns
 words, colours and motions about eight times as fast per clip; the later ones learn the full size.

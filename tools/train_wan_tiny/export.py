@@ -1,10 +1,10 @@
 """Put the trained parts together as one model folder.
 
     python export.py --stage stage --out ../../models/wan-tiny
-    python export.py --model wan-tiny-b --stage stage-b --out ../../tests/quality/wan-tiny-b
+    python export.py --model judge --stage stage-judge --out ../../tests/quality/judge
 
-wan-tiny becomes a folder that diffusers' WanPipeline loads. wan-tiny-b is the transformer alone;
-tests/quality/assemble_model.py puts it into one folder with the parts it shares with wan-tiny.
+wan-tiny becomes a folder that diffusers' WanPipeline loads. The judge is the transformer alone, in 8 bits;
+tests/quality/assemble_model.py makes one folder of it and the parts it shares with wan-tiny.
 
 Checks what a release must keep: every part there and the transformer of the model's shape, each weight file at
 most 16 MB, all files together under 25 MB, and the autoencoder's compression factors in agreement with its layers.
@@ -19,6 +19,7 @@ from diffusers import __version__ as diffusers_version
 
 from common import need_part
 from models import MODELS
+from pack import pack
 
 MAX_FILE, MAX_ALL = 16_000_000, 25_000_000
 # Wan2.1 has 3. These clips are few facts in many pixels: where, what and how it moves is settled while the picture is
@@ -109,6 +110,9 @@ def main():
     for name in {"vae", "transformer"} & set(parts):
         clean_config(out / name / "config.json", ["_name_or_path"])
     check_transformer(out, args.model)
+    if parts == ("transformer",):
+        for path in (out / "transformer").glob("*.safetensors"):
+            pack(path)
     # The model's own files; a model card or pictures beside them are not counted against the release size.
     files = [p for part in parts for p in sorted((out / part).iterdir())]
     if "vae" in parts:

@@ -1,9 +1,8 @@
 """What differs between the models that this folder trains.
 
-`wan-tiny` is the model of the release. `wan-tiny-b` and `judge` only judge: methods are tuned on wan-tiny and then
-measured on them. wan-tiny-b has other heads, another depth and width and other clips; judge has the shape that people
-run, and real clips beside the drawn ones. Both share wan-tiny's autoencoder, tokenizer and text encoder, so only their
-transformers are trained.
+`wan-tiny` is the model of the release. `judge` only judges: methods are tuned on wan-tiny and then measured on it. It
+has the shape that people run, other clips, and real ones beside those that are drawn. It shares wan-tiny's autoencoder,
+tokenizer and text encoder, so only its transformer is trained.
 """
 from dataclasses import dataclass
 
@@ -29,8 +28,6 @@ class Model:
 
 MODELS = {
     "wan-tiny": Model(_transformer(layers=8, heads=4, head_dim=64, ffn=512), WORLD_A, True, tuple(PARTS)),
-    # A width of 384 leaves room for four layers in a file below 16 MB.
     # The shape that people run: heads of 128, and 17 x 44 x 44 = 32,912 tokens in a clip of 352 pixels.
     "judge": Model(_transformer(layers=8, heads=2, head_dim=128, ffn=512), WORLD_B, False, ("transformer",)),
-    "wan-tiny-b": Model(_transformer(layers=4, heads=3, head_dim=128, ffn=512), WORLD_B, False, ("transformer",)),
 }
