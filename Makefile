@@ -5,7 +5,8 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all command cuda demo demo-page test test-all test-cuda bench bundle wheel install clean help setup-build
+.PHONY: all command cuda demo demo-page test test-all test-cuda bench bundle wheel docs format install \
+    clean help setup-build
 
 all: setup-build
 	@cmake --preset release -DESA_CUDA=AUTO -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
@@ -19,7 +20,7 @@ command: setup-build
 setup-build:
 	@scripts/setup.sh build
 
-# A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` prints the table
+# A prompt becomes two videos with the bundled model, dense and sparse, side by side. `build/esa demo` prints the table
 # for attention alone. With an NVIDIA driver the plugin is built too, if nvcc is found: the command takes the GPU and
 # says so, or says why it does not.
 NVIDIA = $(wildcard /proc/driver/nvidia/version)
@@ -30,7 +31,7 @@ demo:
 	@$(BUILD)/esa generate --compare dense --dtype auto \
 	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
 
-# The same in a browser: the server makes videos with the embedded model until Ctrl-C.
+# The same in a browser: the server makes videos with the bundled model until Ctrl-C.
 demo-page:
 	@scripts/setup.sh video
 	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
@@ -62,9 +63,20 @@ bundle:
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/bundle.sh
 
-# The wheel that strangers install (docs/install.md). ESA_CUDA=OFF leaves the plugin out, CUDACXX names the nvcc.
+# The release wheel (docs/install.md). ESA_CUDA=OFF leaves the plugin out, CUDACXX names the nvcc.
 wheel: setup-build
 	@JOBS=$(JOBS) scripts/wheel.sh
+
+# The pages of docs/ as a site, in build/site/ (mkdocs.yml). Every warning is an error.
+docs:
+	@NO_MKDOCS_2_WARNING=1 ESA_REQUIREMENTS=docs/requirements-docs.txt scripts/in-env.sh mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+# Writes C and CUDA as clang-format does, and Python as ruff's fixes do. tests/tree/check_style.py checks both.
+format:
+	@git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.def' ':!third_party' ':!tests/golden' ':!compat/third_party' | \
+	    xargs -0 scripts/in-env.sh clang-format -i --style=file
+	@scripts/in-env.sh ruff check --fix --quiet .
 
 install: all
 	@cmake --install $(BUILD)
@@ -83,6 +95,8 @@ help:
 	@echo 'make bench      measure dense and sparse attention beside sgemm on the CPU; JSON in build/bench/'
 	@echo 'make bundle     pack binaries, tests and libraries for a machine without package installs'
 	@echo 'make wheel      build a wheel for any Linux with glibc 2.28 or newer in dist/ (its CUDA plugin needs nvcc)'
+	@echo 'make docs       build the documentation as a site: build/site/index.html'
+	@echo 'make format     write C, CUDA and Python in the style that the tests check'
 	@echo 'make install    install headers, libraries, pkg-config and CMake files, command (PREFIX, DESTDIR)'
 	@echo 'make clean      remove all build folders'
 	@echo 'Variables: JOBS=n, PREFIX=dir, ESA_FUZZ_SECONDS=n (make test: 30, make test-all: 1200)'

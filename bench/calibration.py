@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What masks from a few prompts are worth on prompts they have not seen, and what a cheaper calibration loses: the
-tables of docs/calibrate.md.
+tables of docs/quality.md.
 
     bench/calibration.py --esa build/esa --work /somewhere [-- options of the clips, e.g. --frames 17 --height
     64 --width 64]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds and PSNR of whole clips by diffusers' WanPipeline on the CPU: esa, caches of others, and both.
 
-    python bench/together_clips.py --frames 9 --json clips.json         the table of docs/together.md, about an hour
+    python bench/together_clips.py --frames 9 --json clips.json         the table of docs/quality.md, about an hour
     python bench/together_clips.py --frames 5 --steps 10 --clips 1      does the program run?
 
 wan-tiny, a trained model, makes the clips. Each row makes the same --clips clips (prompts and seeds of

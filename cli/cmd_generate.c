@@ -128,7 +128,7 @@ int cmd_generate(int argc, char **argv)
     };
     int words = 0;
     int status = cli_options("esa generate", "[options], or esa generate --check FILE",
-                             "Makes a video from a prompt. Without options: the embedded model, "
+                             "Makes a video from a prompt. Without options: the bundled model, "
                              "its own settings, out.mp4.",
                              clip_options(table, own, CLIP_OPTIONS_ALL, &o.clip), argc, argv,
                              &words, &done);

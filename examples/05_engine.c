@@ -2,7 +2,7 @@
  * float arrays [tokens][heads][dim].
  * SPDX-License-Identifier: Apache-2.0
  *
- * Before: 04_work.c. Next: 06_ggml.c does the same in a ggml graph. docs/c-hosts.md explains both.
+ * Before: 04_work.c. Next: 06_ggml.c does the same in a ggml graph. docs/hosts.md explains both.
  * The engine here has two layers and four steps; its other parts are left out. The program checks
  * esa's output with the engine's own dense attention. */
 #include <math.h>

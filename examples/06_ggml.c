@@ -1,7 +1,7 @@
 /* 06_ggml.c - esa as a custom operation of a ggml graph, in place of ggml_flash_attn_ext.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Before: 05_engine.c. docs/c-hosts.md explains it and says how to build it with a real ggml; in
+ * Before: 05_engine.c. docs/hosts.md explains it and says how to build it with a real ggml; in
  * the tests of esa it runs on a stand-in with ggml's names. The graph here is one attention, of
  * which the program checks the output; in a model it is one node among many. */
 #include <math.h>

@@ -143,6 +143,16 @@ python_check() {
     rm -f "$scratch/check.xml"
 }
 
+site() {    # the pages of docs/ as a site, strictly
+    local start=$SECONDS
+    printf '==== documentation site\n'
+    if make --no-print-directory docs >"$scratch/site" 2>&1; then note "docs" 1 0 0 $((SECONDS - start))
+    else
+        tail -n 20 "$scratch/site"
+        note "docs" 0 1 0 $((SECONDS - start))
+    fi
+}
+
 # Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the
 # others. They make their environment at once and run as soon as the libraries are built. They form a process group of
 # their own, so that all of it ends if this script does; their output follows at the end.
@@ -157,6 +167,7 @@ python_start() {
             python_check "python, GGUF" tests/nn/requirements-gguf.txt tests/nn/check_gguf.py
             python_check "python, clients of esa serve" tests/cli/requirements-serve.txt \
                 tests/cli/check_serve_clients.py
+            site
         else
             python_tests "python" tests/python/requirements.txt
         fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the wheel that strangers install, into dist/: libesa, the esa command and the CUDA plugin for glibc 2.28 and
+# Builds the release wheel, into dist/: libesa, the esa command and the CUDA plugin for glibc 2.28 and
 # newer. Variables: ESA_CUDA=AUTO (default: the plugin, if nvcc is found), ON or OFF; CUDACXX, the nvcc; JOBS. nvcc 13
 # gives a plugin for drivers from 580 on, nvcc 12 one for drivers from 525 on. auditwheel checks the result.
 set -euo pipefail

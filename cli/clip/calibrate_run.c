@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Recordings are integer sums (docs/mask-files.md): the order of the prompts and the number of runs
- * and machines do not change a bit of the mask file. docs/calibrate.md is the manual. */
+ * and machines do not change a bit of the mask file. docs/masks.md is the manual. */
 #include "clip/calibrate.h"
 #include "core/folders.h"
 

@@ -147,8 +147,8 @@ enum {
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
 #define ESA_MAX_EXACT_ROWS  16   /* largest esa_attention_params.exact_rows */
-#define ESA_SHORT_TOKENS    8192 /* up to so many keys, the default blocks of the error selector */
-#define ESA_SHORT_BLOCK     64   /* and of model runs are small, so that a row has more of them */
+#define ESA_SHORT_TOKENS    8192 /* sequences up to this length use ESA_SHORT_BLOCK */
+#define ESA_SHORT_BLOCK     64   /* block size for short sequences: error selector, model runs */
 #define ESA_WORKSPACE_ALIGN 64   /* workspace pointers must be multiples of this */
 #define ESA_MAX_SPANS       8    /* most clips of one sequence, esa_layout.span */
 
@@ -435,7 +435,7 @@ typedef struct esa_select_params {
      * 0 .. Nk, and the caller must make sure that no length cuts tokens that an order moves. */
     const int32_t *kv_len;
     esa_layout layout;
-    int32_t group_q, group_k; /* error: scores means of so many queries and keys, 1, 2, 4, 8 or 16;
+    int32_t group_q, group_k; /* error: queries and keys per scored mean, 1, 2, 4, 8 or 16;
                                * smaller is more exact and slower; 0: chosen by block size (0) */
     int32_t tail;             /* error: the tail that will stand in for skipped blocks,
                                * ESA_TAIL_NONE, POOLED or LEVELS (POOLED) */

@@ -129,8 +129,8 @@ typedef struct esa_session_params {
                                 * 0 .. 1; copied. NULL: spaced as in the plan (NULL) */
     const double *probe;       /* PROBE: densities, copied */
     int32_t probe_count;       /* 1 .. ESA_WORK_MAX_POINTS in mode PROBE */
-    /* A work so small that no densities reach it (short sequences, few steps): 1: the run takes the
-     * least work that it can, which the stats report; 0: the call fails (0) */
+    /* If work is below the minimum of the run (short sequences, few steps): 1: use the minimum (see
+     * the stats); 0: fail (0) */
     int32_t work_or_least;
     /* With attention.precision 8, some calls still run in 16 bits: those of the first steps16_first
      * and the last steps16_last steps, those of the layers in layers16 (copied), cross-attention,

@@ -66,7 +66,7 @@ ESA_API const char *esa_video_build_id(void);
  *    that have the type already are used from the mapped file.
  * A file of weights must not become shorter while the model is open: the process would end by
  * SIGBUS (esa_tensors.h). Replace it by renaming.
- * Vectors, and the few other tensors that Wan keeps in f32, are in f32 in every case. */
+ * Vectors, and tensors that Wan keeps in f32, are always f32. */
 enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3 };
 /* Parts of a model, as bits. */
 enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_ALL = 7 };

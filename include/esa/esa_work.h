@@ -8,8 +8,8 @@
  * A work plan knows, for each cell (layer, step) of a model, how large the error is at a few
  * densities, and how much such an error moves the result. From that and from the work that a run
  * may spend, esa_work_plan_solve finds how dense each cell must be for the least expected error. A
- * plan serves any resolution and any number of steps: it holds noise levels, and a run looks its
- * steps up by theirs. `esa calibrate --plan` makes plans. docs/plans.md describes the file.
+ * plan is indexed by noise level, so it fits any resolution and step count. `esa calibrate --plan`
+ * makes plans. docs/mask-files.md describes the file.
  *
  * Without a plan, the uniform rule takes its place: all cells have the same curve and the same
  * weight, so every sparse cell gets about the same share of the work.

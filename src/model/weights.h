@@ -64,8 +64,8 @@ void esa_weights_free(esa_weights *w);
 /* Names in another layout. In a rule, # stands for digits, and a rule holds for names that begin
  * with `ours`, up to their end or a dot. Names without a rule are the same in both layouts.
  *
- * Rows may lie otherwise too: a tensor of theirs can hold several of ours one behind the other, or
- * rows in another order. Digits behind @ say how. Ours is then cut into as many equal runs of rows
+ * Their layout may differ: one of their tensors can concatenate several of ours, or have rows in
+ * another order. Digits behind @ say how. Ours is then cut into as many equal runs of rows
  * as there are digits, and a digit is the number of a run in theirs:
  *
  *     { "to_q", "qkv@0" }, { "to_k", "qkv@1" }, { "to_v", "qkv@2" }    three in one

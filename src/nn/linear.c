@@ -6,7 +6,7 @@
  * cache. Long sums are cut into slices, which are added up: so the slice of a panel stays in cache,
  * and short sums round less. Weights that are not packed are packed in blocks of BLOCK_BYTES that
  * all tiles of a range of columns share. Tiles do not depend on the number of threads, so neither
- * do the bits. docs/engine.md has the measurements behind the sizes. */
+ * do the bits. docs/lab/speed.md has the measurements behind the sizes. */
 #include "nn/product.h"
 
 #include <string.h>

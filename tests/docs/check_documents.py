@@ -10,7 +10,7 @@ In every Markdown file of the tree:
   `esa bench attention --shape` the command and its options are in its --help; also in code blocks
   `make test`                   the Makefile has the target
 Public headers name no file below src. CONTRIBUTING.md's table of rooms has the rooms of tests/tree/check_rooms.py, in
-the same order.
+the same order. Every page of docs/ has a link in docs/README.md and a line in mkdocs.yml.
 Then wrong documents are planted, one per kind, and each must be found."""
 import fnmatch
 import os
@@ -196,6 +196,20 @@ def check_rooms(text):
         yield f"the table of rooms does not say that cuda has {' '.join(inner)}"
 
 
+def check_index(pages, index, site):
+    """Every page below docs/ is in the index for readers and in the navigation of the site."""
+    linked = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", index)}
+    listed = re.findall(r"^\s*- (?:[^:\n]+: )?(\S+\.md)$", site.split("\nnav:\n")[1], re.M)
+    for page in sorted(pages):
+        if page != "README.md" and page not in linked and not page.startswith("results/"):
+            yield f"docs/README.md has no link to {page}"
+        if listed.count(page) != 1:
+            yield f"mkdocs.yml lists {page} {listed.count(page)} times"
+    for name in sorted(set(listed) - set(pages)):
+        if not name.startswith("reference/"):
+            yield f"mkdocs.yml lists {name}, which does not exist"
+
+
 def check_header(text):
     """A public header is installed without the sources."""
     return [f"names a private file: {name}" for name in re.findall(r"\bsrc/[\w/.]+", text)]
@@ -228,6 +242,9 @@ PLANTED_ROOMS = [
     ("`cpu`, `cuda`", "`cuda`, `cpu`", "the table of rooms lists base rules cuda cpu"),
     (" and `engine`", "", "does not say that cuda has runtime attention selection engine"),
 ]
+# Pages, where the index and the site have a.md, and words of an error.
+PLANTED_PAGES = [(["a.md", "b.md"], "no link to b.md"), (["a.md", "b.md"], "lists b.md 0 times"),
+                 ([], "lists a.md, which does not exist")]
 SOUND = """# A title
 
 See [this](#a-title), `src/mask/mask.c: esa_mask_free`, `include/esa/*.h`, `esa_mask_free(mask)`, `make test` and
@@ -240,7 +257,7 @@ def check_planted(tree):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder).resolve() / "planted.md"
         for text, words in PLANTED:
-            if not tree.esa and "has no `esa" in words + "does not know" and "esa " in text:
+            if not tree.esa and ("has no `esa" in words or "does not know" in words):
                 continue
             path.write_text(f"# A title\n\n{text}\n")
             found = [e for e in check_document(tree, path) if e]
@@ -250,6 +267,8 @@ def check_planted(tree):
         errors += [f"a sound document was refused: {e}" for e in check_document(tree, path) if e]
     if check_header("/* as src/rules/work_plan.h says */") != ["names a private file: src/rules/work_plan.h"]:
         errors.append("planted: a public header that names a private file was not found")
+    errors += [f"planted {pages}: expected an error with {words!r}" for pages, words in PLANTED_PAGES
+               if not any(words in error for error in check_index(pages, "[a](a.md)", "x\nnav:\n  - a.md\n"))]
     rooms = (tree.top / "CONTRIBUTING.md").read_text()
     for old, new, words in PLANTED_ROOMS:
         found = list(check_rooms(rooms.replace(old, new)))
@@ -265,9 +284,12 @@ def main():
     errors = check(tree, documents) + check_planted(tree)
     for path in sorted((top / "include/esa").iterdir()):
         errors += [f"include/esa/{path.name}: {e}" for e in check_header(path.read_text())]
+    pages = [str(path.relative_to(top / "docs")) for path in documents if path.is_relative_to(top / "docs")]
+    errors += check_index(pages, (top / "docs/README.md").read_text(), (top / "mkdocs.yml").read_text())
     errors += [f"CONTRIBUTING.md: {e}" for e in check_rooms((top / "CONTRIBUTING.md").read_text())]
     print("\n".join(errors))
-    print(f"{len(documents)} documents, {len(PLANTED) + len(PLANTED_ROOMS) + 1} planted errors: {len(errors)} error(s)")
+    planted = len(PLANTED + PLANTED_ROOMS + PLANTED_PAGES) + 1
+    print(f"{len(documents)} documents, {planted} planted errors: {len(errors)} error(s)")
     sys.exit(bool(errors))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa.apply with linear layers of torchao and bitsandbytes (docs/together.md). `make test-all` runs it, in an
+"""esa.apply with linear layers of torchao and bitsandbytes (docs/models.md). `make test-all` runs it, in an
 environment of its own (requirements-quantised.txt): torchao slows every import of diffusers down, and bitsandbytes is
 120 MB.
 

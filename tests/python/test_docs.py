@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples in docs/python.md and in the package's docstrings, run."""
+"""The examples in docs/python.md, in docs/tutorial.md and in the package's docstrings, run."""
 import doctest
 import importlib
 import pathlib
@@ -24,6 +24,21 @@ def test_the_guide_runs_from_top_to_bottom(capsys):
     printed = capsys.readouterr().out
     assert "<esa.Mask 1x8x16x16 of 128x128 blocks, rf_v2, density" in printed
     assert "q has 8 heads and k has 3: query heads must be a multiple of key heads" in printed
+
+
+def test_the_tutorial_compares_with_dense(capsys):
+    """The block of docs/tutorial.md, with the model where it is and fewer frames and steps."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    block, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for old, new in {"esa/models/wan-tiny": str(ROOT / "models" / "wan-tiny"), "num_frames=17": "num_frames=5",
+                     "num_inference_steps=8": "num_inference_steps=2"}.items():
+        assert old in block
+        block = block.replace(old, new)
+    exec(compile(block, "docs/tutorial.md", "exec"), {})
+    printed = re.findall(r"(\w+): work (0\.\d\d), PSNR (\d+\.\d) dB", capsys.readouterr().out)
+    assert [preset for preset, _, _ in printed] == ["faithful", "balanced", "fast"]
+    works = [float(work) for _, work, _ in printed]
+    assert works == sorted(works, reverse=True) and works[-1] < works[0]
 
 
 @pytest.mark.parametrize("name", MODULES)

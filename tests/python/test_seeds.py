@@ -3,8 +3,9 @@
 (seed_documents.py).
 
 Python runs as it stands; `python scripts/x.py ...` lines run in this process, with --slow also everything in a shell,
-the jobs on a real Slurm. $ESA_COMPAT=FILE writes the table of docs/compat.md:   ESA_COMPAT=docs/compat.md python -m
-pytest tests/python/test_seeds.py --slow"""
+the jobs on a real Slurm. $ESA_COMPAT=FILE writes the table of docs/results/compat.md:
+
+    ESA_COMPAT=docs/results/compat.md python -m pytest tests/python/test_seeds.py --slow"""
 import getpass
 import json
 import os
@@ -43,7 +44,7 @@ replaced by `cpu`.
 `tests/slurm/check_slurm.py` runs the native command. `setup` runs in a clone and an environment of
 its own. This command writes the page:
 
-    ESA_COMPAT=docs/compat.md python -m pytest tests/python/test_seeds.py --slow
+    ESA_COMPAT=docs/results/compat.md python -m pytest tests/python/test_seeds.py --slow
 
 | document | snippet | as | result |
 |---|---|---|---|
@@ -113,8 +114,8 @@ def page_rows(path):
 
 @pytest.fixture(scope="module")
 def table():
-    """Rows of docs/compat.md, (snippet, how): result. Where $ESA_COMPAT asks for it they are written at the end; what
-    did not run this time stays as it was."""
+    """Rows of docs/results/compat.md, (snippet, how): result. Where $ESA_COMPAT asks for it they are written at the
+    end; what did not run this time stays as it was."""
     rows = {}
     yield rows
     if os.environ.get("ESA_COMPAT"):
@@ -296,8 +297,8 @@ def test_setup_lines(tmp_path, table):
 
 
 def test_page_names_every_snippet():
-    """docs/compat.md shows the last runs: every snippet of the documents, none failed, and nothing is there that the
-    documents have not."""
-    rows = page_rows(ROOT / "docs" / "compat.md")
+    """docs/results/compat.md shows the last runs: every snippet of the documents, none failed, and nothing is there
+    that the documents have not."""
+    rows = page_rows(ROOT / "docs" / "results" / "compat.md")
     assert {name for name, _ in rows} == set(BY_NAME)
     assert set(rows.values()) == {"ok"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa.apply together with others (docs/together.md): the caches of diffusers, cache-dit, and quantised linear layers.
+"""esa.apply together with others (docs/models.md): the caches of diffusers, cache-dit, and quantised linear layers.
 
 Two effects compose if a call that the other leaves out is not counted, and a call that is computed uses the mask of its
 true step and layer. Masks come from a file that has others for every step and layer, so a wrong one shows."""
@@ -280,18 +280,19 @@ def test_pipeline_with_two_transformers(pipe, cache):
 
 
 def test_the_page(tmp_path, capsys):
-    """What docs/together.md tells a reader to type, in fewer steps. cache-dit computes eight blocks unless told
+    """What docs/models.md tells a reader to type, in fewer steps. cache-dit computes eight blocks unless told
     otherwise, so the model has nine."""
     pipe = load_pipeline(pipelines.make_wan(str(tmp_path / "wan")), device="cpu")
     pipe.transformer = diffusers.WanTransformer3DModel.from_config({**pipe.transformer.config, "num_layers": 9}).eval()
     pipe.set_progress_bar_config(disable=True)
-    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "together.md").read_text()
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    text = text.split("\n## Together with caches and quantised layers\n")[1]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 2
     names = {"pipe": pipe}
     for block in blocks:
         block = block.replace("num_inference_steps=50", "num_inference_steps=3")
-        exec(compile(block, "docs/together.md", "exec"), names)
+        exec(compile(block, "docs/models.md", "exec"), names)
         assert len(names["frames"]) == 1
     assert "Wan, 9 layers" in capsys.readouterr().out
     names["handle"].remove()

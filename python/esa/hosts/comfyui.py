@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ComfyUI: a node that makes the attention of a model sparse, MODEL in, MODEL out (docs/comfyui.md).
+"""ComfyUI: a node that makes the attention of a model sparse, MODEL in, MODEL out (docs/hosts.md).
 
 It puts a function on the hook `transformer_options["optimized_attention_override"]`. Calls that are not ours (masks,
 cross-attention, short sequences, steps outside of the window) go on to the override that was there before, or to

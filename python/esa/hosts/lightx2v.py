@@ -8,7 +8,7 @@ for `general_sparse_attn`, whose two parts they are, and
 
     esa_attn                            attention of MiniMax-H3 (lightx2v_h3.py)
 
-(docs/lightx2v.md)."""
+(docs/hosts.md)."""
 from __future__ import annotations
 
 import dataclasses

@@ -4,7 +4,7 @@
 The entry point `esa` in the group sglang.multimodal_gen.plugins (`esa.hosts.register_sglang`) wraps the function that
 turns a backend's name into a class; for rain_fusion_attn, which that function refuses on CUDA, it answers with
 `EsaBackend`. The backend's settings sparsity and skip_first_steps mean what they mean on NPUs, and the part
-`"esa": {...}` of --attention-backend-config holds settings of EsaConfig (docs/sglang.md).
+`"esa": {...}` of --attention-backend-config holds settings of EsaConfig (docs/hosts.md).
 
 SGLang builds the metadata of that backend itself: the step and the size of the latents. MiniMax-H3 has no metadata: its
 attention calls hold one packed sequence, and a hook around its loop over the steps says where the video is in it."""

@@ -3,7 +3,7 @@
 
 The entry point `esa` in the group vllm_omni.general_plugins calls `register` in every process. From then on the flag
 `--diffusion-attention-backend RAINFUSION_ATTN` and its `block_sparse` JSON mean esa, and the JSON may hold settings of
-EsaConfig (docs/vllm-omni.md).
+EsaConfig (docs/hosts.md).
 
 Layer, step and layout come from what vLLM-Omni publishes: the layer's prefix, the forward context, and
 AttentionMetadata.video_layout. The host's own dense backend computes what stays dense."""

@@ -8,7 +8,7 @@
 // makes them wait: the tail of levels took 25 % longer than the pooled one, and still 8 to 10 %
 // longer when all its lanes issued boxes. So the producer leaves these stages to the warps of its
 // warpgroup that have nothing else to do, and goes on with the next stage at once: 4 to 7 %, of
-// which the additional stages alone are 3.3. docs/speed-history.md has what else was tried.
+// which the additional stages alone are 3.3. docs/lab/speed.md has what else was tried.
 //
 // Each helper has a desk in shared memory, and the producer goes from desk to desk. A job may lie
 // on a desk while the helper still works on the one before.

@@ -119,7 +119,7 @@ template <bool ONES, bool TIGHT> struct softmax_rows {
     // with the fourth one. The special-function unit, which limits the kernel, has little to do in
     // the meantime. So every HOLD logits 0 times an earlier P is added to c. That changes nothing,
     // but the next arguments must wait for that P. Two teams begin at logit 8, others at HOLD;
-    // other places were slower (docs/speed-history.md). An infinite P makes the later P of its row
+    // other places were slower (docs/lab/speed.md). An infinite P makes the later P of its row
     // NaN. That does no harm: after a look no P is infinite, and without one catch_up computes the
     // stage again.
     template <bool BIAS, int N>

@@ -78,7 +78,7 @@ struct consumer_whole : team_member<T, D, FULL, ROWS, ONES, CARRY> {
     }
     // In stages without a look the warpgroups take turns to issue their products. Then one computes
     // P while the tensor cores work for another. Without turns they may fall into step, and whether
-    // they do changes with small changes of the code (docs/speed-history.md). All take equally many
+    // they do changes with small changes of the code (docs/lab/speed.md). All take equally many
     // turns, because all have the same stages.
     static constexpr int CONSUMERS = plan::shape::CONSUMERS;
     __device__ __forceinline__ void await_turn() const { named_sync(TURN_BARRIER + base::wg, 256); }
