@@ -97,6 +97,8 @@ target_link_libraries(esa_video_objects PRIVATE ${ESA_VIDEO_LIBRARIES})
 add_library(esa_video SHARED $<TARGET_OBJECTS:esa_video_objects>)
 add_library(esa_video_static STATIC $<TARGET_OBJECTS:esa_video_objects>)
 target_link_libraries(esa_video PRIVATE esa ${ESA_VIDEO_LIBRARIES})
+# pkg-config names libraries that nothing here calls, such as the trainer of sentencepiece.
+target_link_options(esa_video PRIVATE -Wl,--as-needed)
 target_link_libraries(esa_video_static PUBLIC esa_static ${ESA_VIDEO_LIBRARIES})
 if(NOT ESA_SANITIZE)
   target_link_options(esa_video PRIVATE -Wl,--no-undefined)

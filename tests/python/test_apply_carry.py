@@ -291,6 +291,18 @@ def test_a_video_that_was_broken_off():
     assert torch.equal(got, want)
 
 
+def test_a_removed_handle_holds_no_differences():
+    """Also of a video that was broken off; the statistics stay."""
+    mini = minis.wan()
+    with esa.apply(mini.model, CARRY, steps=STEPS) as handle:
+        video(mini, range(3))
+        before = handle.stats()
+        session = handle._run.session
+        assert session._raw_stats().carry_bytes == before.carry_bytes > 0
+    assert session._raw_stats().carry_bytes == 0
+    assert repr(handle.stats()) == repr(before)
+
+
 def test_another_size_between():
     mini, other = minis.wan(), minis.wan(grid=(2, 8, 9))
     other.model = mini.model

@@ -171,6 +171,7 @@ class Session:
         p.steps16_first, p.steps16_last = config.steps16_first, config.steps16_last
         self._memory = memory = self._set_carry(p, device) if self.mode in ("online", "cached") else None
         self._at, self._calls, self._usual = -1, 0, 0       # the step, calls of its last layer, and of earlier steps
+        self._most = 0                                      # bytes of differences that were given back
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
         # memory: its functions must exist as long as the library's session
         self._context.own(self._ptr, lambda ptr, memory=memory: c.esa_session_free(ptr))  # type: ignore[misc]
@@ -227,7 +228,7 @@ class Session:
         more prompt."""
         self._run("esa_session_begin")
         self._kv_len = None
-        self._at, self._calls, self._usual = -1, 0, 0
+        self._at, self._calls, self._usual, self._most = -1, 0, 0, 0
         if self._memory is not None:
             self._memory.begin()
 
@@ -241,6 +242,8 @@ class Session:
         """Gives the memory of carried differences back. Calls add none until the next anchor. After the last call of a
         video, as far as a session on a GPU can tell (as many calls of its last layer as in earlier steps), that happens
         by itself, because what follows, such as a decoder, needs the memory."""
+        if self._memory is None:
+            self._most = max(self._most, int(self._raw_stats().carry_bytes))
         self._run("esa_session_trim")
 
     def _end_of_call(self, layer: int) -> None:
@@ -293,14 +296,18 @@ class Session:
             self._end_of_call(layer)
         return o
 
+    def _raw_stats(self, layer: int = -1, step: int = -1) -> T.SessionStats:
+        s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
+        self._run("esa_session_get_stats", C.byref(s), layer, step)
+        return s
+
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         """Of the current video; of one layer, of one step, or of one cell of both. Waits for a GPU that has calls of
         this session to run."""
-        s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
-        self._run("esa_session_get_stats", C.byref(s), layer, step)
+        s = self._raw_stats(layer, step)
         values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats) if hasattr(s, f.name)}
-        if self._memory is not None:                    # which a finished video has given back
-            values["carry_bytes"] = max(s.carry_bytes, self._memory.most)
+        given_back = self._most if self._memory is None else self._memory.most
+        values["carry_bytes"] = max(s.carry_bytes, given_back)
         return Stats(**{**values, "kernel": s.kernel.decode()})
 
     def save_recording(self, path: str | os.PathLike[str]) -> None:

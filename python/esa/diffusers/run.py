@@ -429,6 +429,7 @@ class Run:
         """Releases what belongs to the model. Statistics stay readable."""
         if self.cache is not None:
             self.cache.close()
+        self.sessions.trim()
         self._lengths.clear()
         self._permutations.clear()
         self.moment = self._permutation = self._positions = None

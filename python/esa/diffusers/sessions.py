@@ -59,6 +59,12 @@ class Sessions:
         self.last = self._now[key]
         return self.last
 
+    def trim(self) -> None:
+        """Gives the memory of carried differences back, also of a video that was broken off. Statistics stay."""
+        self._before.clear()
+        for session in self._now.values():
+            session.trim()
+
     def stats(self, layer: int, step: int) -> Stats:
         """Of all sessions of this video."""
         return combine([(session.stats(layer, step), key.geometry.tokens) for key, session in self._now.items()])
