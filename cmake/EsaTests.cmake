@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tests. Every tests/*/test_*.c is one cmocka program. It links the static library and
-# tests/common/*.c and may include headers of src/. Labels: unit, stand_in, example, tree (headers,
-# symbols, rooms, documents, installation), cli, quality, bench.
+# Tests. Every tests/*/test_*.c is one cmocka program. It links the static library,
+# tests/common/*.c and tests/cases/*.c, and may include headers of src/. Labels: unit, stand_in,
+# example, tree (headers, symbols, rooms, documents, installation), cli, quality, bench.
 #
 # The programs of ESA_GPU_TESTS are also the tests of the CUDA backend (tests/common/on_gpu.h). Here
 # they run that way on tests/cuda/stand_in.c, whose "GPU" is the processor; scripts/test-cuda.sh
@@ -10,14 +10,13 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_eight_bit test_levels test_exact_rows test_carry test_carry_calls test_plan
+    test_attention test_eight_bit test_levels test_exact_rows test_carry test_plan
     test_plan_order test_threads
     test_properties test_reference test_golden test_clips test_mass test_mask test_mask_levels
     test_session_policy test_session_precision test_session_cached test_session_heads
     test_session_reuse test_session_carry test_carry_limits
     test_mask_file test_recording test_recorded_errors test_recorded_masks
-    test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows
-    test_gpu_carry test_gpu_select test_gpu_order
+    test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_select test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
@@ -93,7 +92,7 @@ else()
 endif()
 
 enable_testing()
-file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
+file(GLOB common CONFIGURE_DEPENDS tests/common/*.c tests/cases/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 # Tests of libesa_video stand in EsaVideoTests.cmake.
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")

@@ -97,27 +97,10 @@ static void first_mismatch(const double *got, const expected *e, const attention
                got[first * c->D + column], e->out[first * c->D + column]);
 }
 
-static int wrong_cases; /* of the running test */
-
-int no_wrong_case(void **state)
+/* Begins the line that says how a run went. */
+static void verdict(int right, int32_t level)
 {
-    (void)state;
-    const int wrong = wrong_cases;
-    if (wrong) printf("%d wrong\n", wrong);
-    wrong_cases = 0;
-    return wrong ? -1 : 0;
-}
-
-static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
-{
-    printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
-           "causal %d tail %d fine %d (%g) order %d broadcast %d exact rows %d bsnd %d pad %d "
-           "misalign %d kv_len %d carry %d format %d shared %d precision %d level %d: ",
-           verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq,
-           (long long)c->Nk, (long long)c->D, c->dtype, p->naive.block_q, p->naive.block_k,
-           c->density, c->causal, c->tail, c->fine, c->refined, c->order, c->broadcast,
-           c->exact_rows, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1,
-           c->carry, c->carry_format, c->carry_shared, c->precision, level);
+    printf("    level %d %s: ", level, right ? "right" : "WRONG");
 }
 
 /* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an
@@ -230,7 +213,7 @@ static double made_error(const prepared *p, const attention_case *c, const expec
 }
 
 /* A call that makes d. It gets an LSE to write, and must not. */
-static void check_making(const attention_case *c, const expected *e, int32_t level, int32_t threads)
+static int check_making(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
     prepared p;
     case_prepare(&p, c, level, threads);
@@ -244,29 +227,28 @@ static void check_making(const attention_case *c, const expected *e, int32_t lev
     const int bits = !status && made_right(&p, c, level, threads), whole = guards_whole(&p),
               right = !status && untouched && whole && bits && error <= 1.0;
     if (!right || getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, right ? "ok" : "WRONG");
+        verdict(right, level);
         printf("%serror %.3g of the bound, bits %s, o and lse %s, guards %s\n",
                status ? esa_ctx_error(p.ctx) : "", error, bits ? "right" : "wrong",
                untouched ? "as before" : "changed", whole ? "whole" : "broken");
     }
-    wrong_cases += !right;
     free(before);
     case_release(&p);
+    return !right;
 }
 
 /* with_lse: 0 asks for the output alone, for which GPUs may have other kernels. */
-static void check_run(const attention_case *c, const expected *e, int32_t level, int32_t threads,
-                      int with_lse)
+static int check_run(const attention_case *c, const expected *e, int32_t level, int32_t threads,
+                     int with_lse)
 {
     prepared p;
     case_prepare(&p, c, level, threads);
     const esa_status status = case_run(&p, c, with_lse ? &p.t[4] : NULL);
     if (status) {
-        describe(c, &p, level, "WRONG");
+        verdict(0, level);
         printf("%s: %s\n", esa_status_name(status), esa_ctx_error(p.ctx));
-        wrong_cases++;
         case_release(&p);
-        return;
+        return 1;
     }
     assert_true(guards_whole(&p));
     double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8), lse_top;
@@ -281,29 +263,24 @@ static void check_run(const attention_case *c, const expected *e, int32_t level,
                                       : 0.0;
     const int right = error <= bound && lse_error <= lse_bound;
     if (!right || getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, right ? "ok" : "WRONG");
+        verdict(right, level);
         printf("error %.3g bound %.3g, lse %.3g bound %.3g\n", error, bound, lse_error, lse_bound);
     }
-    if (!right) {
-        first_mismatch(got, e, c, bound);
-        wrong_cases++;
-    }
+    if (!right) first_mismatch(got, e, c, bound);
     free(got);
     free(got_lse);
     case_release(&p);
+    return !right;
 }
 
-static void check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
+static int check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
-    if (c->carry == CASE_MAKE) {
-        check_making(c, e, level, threads);
-        return;
-    }
-    check_run(c, e, level, threads, 1);
-    if (on_gpu() && !on_stand_in()) check_run(c, e, level, threads, 0);
+    if (c->carry == CASE_MAKE) return check_making(c, e, level, threads);
+    const int wrong = check_run(c, e, level, threads, 1);
+    return wrong + (on_gpu() && !on_stand_in() ? check_run(c, e, level, threads, 0) : 0);
 }
 
-void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads)
+int check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads)
 {
     expected e;
     e.rows = c->B * c->Hq * c->Nq;
@@ -317,10 +294,12 @@ void check_attention(const attention_case *c, const int32_t *level, int levels, 
     naive_attention(e.out, e.lse, &p.naive);
     naive_attention_same(e.same, &p.naive);
     case_release(&p);
-    for (int i = 0; i < levels; i++) check_level(c, &e, level[i], threads);
+    int wrong = 0;
+    for (int i = 0; i < levels; i++) wrong += check_level(c, &e, level[i], threads);
     free(e.out);
     free(e.same);
     free(e.lse);
+    return wrong;
 }
 
 double attention_error(const attention_case *c, int32_t level, int32_t threads, double *lse)
@@ -345,8 +324,8 @@ double attention_error(const attention_case *c, int32_t level, int32_t threads, 
     }
     *lse = lse_difference(&e, got, got_lse, c->D, &top);
     if (getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, "");
-        printf("relative error %.4f, lse %.4f\n", all > 0.0 ? sqrt(wrong / all) : 0.0, *lse);
+        printf("    level %d: relative error %.4f, lse %.4f\n", level,
+               all > 0.0 ? sqrt(wrong / all) : 0.0, *lse);
     }
     case_release(&p);
     free(got);
@@ -371,4 +350,49 @@ void *attention_bits(const attention_case *c, int32_t level, int32_t threads, in
         }
     case_release(&p);
     return copy;
+}
+
+/* 1 if the runs differ in the first `bytes` bytes (0: all of them), after a line that says so. */
+static int differ(const attention_case *a, int32_t threads_a, const attention_case *b,
+                  int32_t threads_b, int32_t level, int64_t bytes)
+{
+    int64_t na, nb;
+    char *x = attention_bits(a, level, threads_a, &na),
+         *y = attention_bits(b, level, threads_b, &nb);
+    const int wrong = (!bytes && na != nb) || memcmp(x, y, (size_t)(bytes ? bytes : na));
+    free(x);
+    free(y);
+    if (wrong) {
+        verdict(0, level);
+        printf("%s: other bits with %d threads than with %d\n",
+               bytes ? "a carry of 0" : "the same call", threads_b, threads_a);
+    }
+    return wrong;
+}
+
+int check_bits(const attention_case *c, const int32_t *level, int levels)
+{
+    attention_case between = *c, plain = *c, zero = *c;
+    if (c->density >= 0.0)
+        between.tail = c->tail == ESA_TAIL_CENTROID ? ESA_TAIL_POOLED : ESA_TAIL_CENTROID;
+    plain.carry = 0;
+    zero.carry_shared = 2;
+    const int64_t o_and_lse = c->B * c->Hq * c->Nq * (c->D * esa_dtype_size(c->dtype) + 4);
+    int wrong = 0;
+    for (int i = 0; i < levels; i++) {
+        static const int32_t threads[] = { 2, 3, 5 };
+        for (int run = 0; run < 3; run++) {
+            int64_t bytes;
+            if (on_gpu()) free(attention_bits(&between, level[i], 1, &bytes));
+            wrong += differ(c, 1, c, threads[run], level[i], 0);
+        }
+        if (c->carry == CASE_ADD) wrong += differ(&plain, 1, &zero, 1, level[i], o_and_lse);
+    }
+    return wrong;
+}
+
+void expect_same_bits(const attention_case *a, const attention_case *b, const int32_t *level,
+                      int levels)
+{
+    for (int i = 0; i < levels; i++) assert_false(differ(a, 1, b, 2, level[i], 0));
 }
