@@ -1,5 +1,6 @@
 /* test_attention.c - esa_attention on every ISA level against the textbook in double.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "common/tests.h"
 #include "common/attention_loop.h"
 
 /* Where the processor is slow every fifth small case has to do. */
@@ -183,14 +184,7 @@ static void test_not_finite_with_tail(void **state)
                 tensor_fill(&tv, 3, 1.0);
                 (in_v ? v : k)[BAD * D + 7] = NAN;
                 esa_ctx *ctx = level_ctx(level_of[i], 0);
-                esa_mask_info info = { .struct_size = sizeof info,
-                                       .block_q = BLOCK,
-                                       .block_k = BLOCK,
-                                       .B = 1,
-                                       .H = 1,
-                                       .Nq = N,
-                                       .Nk = N };
-                info.layout = esa_layout_default();
+                esa_mask_info info = mask_info_of(BLOCK, BLOCK, 1, N, N);
                 const int32_t count[4] = { 1, 1, 1, 1 }, index[4] = { 0, 1, 2, 3 };
                 esa_mask *mask;
                 assert_int_equal(esa_mask_from_lists(ctx, &mask, &info, count, index, 1), ESA_OK);
@@ -224,14 +218,8 @@ static void test_mask_broadcast(void **state)
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
     for (int64_t batch = 1; batch <= B; batch += B - 1) {
-        esa_mask_info info = { .struct_size = sizeof info,
-                               .block_q = BLOCK,
-                               .block_k = BLOCK,
-                               .B = batch,
-                               .H = H,
-                               .Nq = N,
-                               .Nk = N };
-        info.layout = esa_layout_default();
+        esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
+        info.B = batch;
         esa_mask *mask;
         assert_int_equal(esa_mask_from_bits(ctx, &mask, &info, bits), ESA_OK);
         to.data = batch == 1 ? one : each;

@@ -2,6 +2,7 @@
  * textbook in double and against rules/carry.h; what single calls do (nothing left out, made and
  * added again, NaN, sizes, LSE, plans); and arguments.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "common/tests.h"
 #include "common/attention_loop.h"
 #include "common/attention_prepare.h"
 
@@ -70,14 +71,8 @@ static call *call_open(int32_t level, int32_t dtype, int32_t format, double dens
     uint8_t *keep = malloc((size_t)cells);
     for (int64_t i = 0; i < cells; i++) /* 0: kept, 2: not */
         keep[i] = (double)((uint32_t)(i + 1) * 2654435761u >> 8) * 0x1p-24 < density ? 0 : 2;
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = B,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N,
-                           .layout = esa_layout_default() };
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
+    info.B = B;
     assert_int_equal(esa_mask_from_levels(c->ctx, &c->mask, &info, keep), ESA_OK);
     free(keep);
     return c;
@@ -275,12 +270,7 @@ static void test_plans(void **state)
             memcpy(c->data[3], before, sizeof before);
             memcpy(c->memory, again, (size_t)c->bytes);
 
-            esa_shapes s = esa_shapes_default();
-            s.dtype = ESA_DTYPE_F32;
-            s.B = B;
-            s.Hq = s.Hkv = H;
-            s.Nq = s.Nk = N;
-            s.D = D;
+            esa_shapes s = shapes_of(ESA_DTYPE_F32, B, H, N, D);
             esa_plan *plan = NULL;
             must(c, esa_plan_create(c->ctx, &plan, &s, NULL, &p));
             int64_t bytes;

@@ -8,6 +8,7 @@
  * has sqrt(2) 2.65 % = 3.7 % at most. Keys and queries in int8 add less than 1 %. Every case must
  * stay below BOUND. On a GPU without an 8-bit kernel for a case, the case runs in 16 bits, which is
  * better. */
+#include "common/tests.h"
 #include "common/attention_loop.h"
 
 #define BOUND     0.05
@@ -127,14 +128,7 @@ static small *fresh(void)
 
 static esa_mask *diagonal(const small *s) /* query block i keeps key block i only */
 {
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
     int32_t count[H * BLOCKS], index[H * BLOCKS];
     for (int i = 0; i < H * BLOCKS; i++) {
         count[i] = 1;
@@ -364,12 +358,7 @@ static void names(void **state)
                  { 0, 0, ESA_TAIL_NONE, 0 } };
     (void)state;
     small *s = fresh();
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
-    shapes.dtype = ESA_DTYPE_BF16;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_BF16, 1, H, N, D);
     esa_mask *mask = diagonal(s);
     const esa_tensor t = bf16(s->q), o = bf16(s->o);
     on_gpu_set(0);
@@ -394,12 +383,7 @@ static void workspace(void **state)
     (void)state;
     small *s = fresh();
     esa_mask *mask = diagonal(s);
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
-    shapes.dtype = ESA_DTYPE_BF16;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_BF16, 1, H, N, D);
     const esa_tensor q = bf16(s->q), k = bf16(s->k), v = bf16(s->v), o = bf16(s->o);
     if (on_gpu()) mask = (esa_mask_free(mask), NULL); /* masks of plans lie on the GPU */
     for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {

@@ -1,6 +1,7 @@
 /* test_exact_rows.c - attention with exact rows: against the textbook, and against dense and sparse
  * attention.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "common/tests.h"
 #include "common/attention_loop.h"
 
 /* Tests that repeat a call for every dtype take only the last one there. */
@@ -106,14 +107,7 @@ static single *single_open(int32_t level)
     }
     uint8_t bits[H * NB];
     for (int i = 0; i < H * NB; i++) bits[i] = (uint8_t)(1u << i % NB);
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N,
-                           .layout = esa_layout_default() };
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
     assert_int_equal(esa_mask_from_bits(s->ctx, &s->mask, &info, bits), ESA_OK);
     return s;
 }
@@ -194,12 +188,7 @@ static void test_plans(void **state)
             memcpy(want, s->x[3], sizeof s->x[3]);
             memset(s->x[3], 0, sizeof s->x[3]);
 
-            esa_shapes shapes = esa_shapes_default();
-            shapes.dtype = ESA_DTYPE_F32;
-            shapes.B = 1;
-            shapes.Hq = shapes.Hkv = H;
-            shapes.Nq = shapes.Nk = N;
-            shapes.D = D;
+            esa_shapes shapes = shapes_of(ESA_DTYPE_F32, 1, H, N, D);
             esa_select_params select = esa_select_params_default(ESA_SELECT_RANDOM);
             select.block_q = select.block_k = BLOCK;
             esa_plan *plan = NULL, *plain = NULL;

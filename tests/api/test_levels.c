@@ -1,6 +1,7 @@
 /* test_levels.c - attention with a fine level and with an order per head, against attention as the
  * textbook writes it, and against itself.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "common/tests.h"
 #include "common/attention_loop.h"
 
 /* Where the machine is slow few cases have to do. */
@@ -128,15 +129,8 @@ enum { H = 2, N = 160, D = 40, BLOCK = 32 };
 
 static esa_mask *levels_mask(esa_ctx *ctx, const uint8_t *level, int32_t order)
 {
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N,
-                           .fine = 4 };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
+    info.fine = 4;
     info.layout.order = order;
     info.layout.grid_q[0] = 4;
     info.layout.grid_q[1] = 5;
@@ -264,15 +258,8 @@ static void test_not_finite_tiles(void **state)
             for (int c = 0; c < NQ * NK; c++) level[c] = (uint8_t)(c % NK % 3 == 1 ? 1 : c % 2 * 2);
             esa_ctx *ctx = level_ctx(level_of[i], 0);
             esa_mask *mask = NULL;
-            esa_mask_info info = { .struct_size = sizeof info,
-                                   .block_q = 128,
-                                   .block_k = BK,
-                                   .B = 1,
-                                   .H = 1,
-                                   .Nq = N,
-                                   .Nk = N,
-                                   .fine = 4,
-                                   .layout = esa_layout_default() };
+            esa_mask_info info = mask_info_of(128, BK, 1, N, N);
+            info.fine = 4;
             assert_int_equal(esa_mask_from_levels(ctx, &mask, &info, level), ESA_OK);
             esa_attention_params ap = esa_attention_params_default();
             ap.tail = ESA_TAIL_LEVELS;

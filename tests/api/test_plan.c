@@ -1,16 +1,12 @@
 /* test_plan.c - the plan tier: same bits as one call, no allocation while executing; memory failing
  * at every point.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
+#include "common/tests.h"
 #include "esa/esa.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"
@@ -84,11 +80,7 @@ static esa_select_params select_params(int32_t selector)
 
 static esa_shapes shapes(void)
 {
-    esa_shapes s = esa_shapes_default();
-    s.B = B;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, B, H, N, D);
     return s;
 }
 
@@ -283,12 +275,10 @@ static void test_workspace_is_bounded(void **state)
     for (size_t i = 0; i < sizeof model_shapes / sizeof *model_shapes; i++)
         for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_RANDOM; selector++) {
             const named_shape *one = &model_shapes[i];
-            esa_shapes s = esa_shapes_default();
-            s.B = 1;
-            s.Hq = s.Hkv = one->H;
-            s.Nq = s.Nk = (int64_t)one->grid[0] * one->grid[1] * one->grid[2] + one->front +
-                          one->back;
-            s.D = one->D;
+            esa_shapes s = shapes_of(ESA_DTYPE_F32, 1, one->H,
+                                     (int64_t)one->grid[0] * one->grid[1] * one->grid[2] +
+                                         one->front + one->back,
+                                     one->D);
             esa_select_params sp = esa_select_params_default(selector);
             esa_attention_params ap = esa_attention_params_default();
             ap.tail = ESA_TAIL_POOLED;

@@ -1,17 +1,13 @@
 /* test_plan_order.c - plans with the error selector, levels and an adaptive order: the same bits as
  * one call, no allocation while executing, memory failing at every point, bad input.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
+#include "common/tests.h"
 #include "esa/esa.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"

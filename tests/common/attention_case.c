@@ -1,6 +1,7 @@
 /* attention_case.c - see attention_case.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv */
+#include "common/tests.h"
 #include "common/attention_prepare.h"
 #include "base/half.h"
 #include "ctx/ctx.h"
@@ -10,11 +11,6 @@
 #include "cpu/cpu.h"
 #include "rules/carry.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,16 +6,12 @@
 #ifndef ESA_TESTS_ATTENTION_LOOP_H
 #define ESA_TESTS_ATTENTION_LOOP_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "common/attention_case.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"

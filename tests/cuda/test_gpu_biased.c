@@ -2,14 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * ESA_TEST_TIMES=1 prints the times at the sizes of Wan and of UMT5 too. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "common/tests.h"
 #include "common/naive.h"
 #include "gpu_engine.h"
 #include "gpu_fenced.h"

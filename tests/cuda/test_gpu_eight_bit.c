@@ -27,6 +27,7 @@
  *
  * The plan says which kernel runs. Where it has no 8 bits, the case must be as good as 16 bits.
  * ESA_CUDA=sm80 and ESA_CUDA=sm89 test these kernels on a GPU that has better ones. */
+#include "common/tests.h"
 #include "base/half.h"
 #include "common/attention_loop.h"
 
@@ -48,15 +49,8 @@ static esa_mask *one_block(esa_ctx *ctx, const attention_case *c)
     memset(level, 2, sizeof level);
     level[0] = 0;
     if (c->fine) level[1] = 1;
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = c->block_q,
-                           .block_k = c->block_k,
-                           .B = 1,
-                           .H = 1,
-                           .Nq = 256,
-                           .Nk = 256,
-                           .fine = c->fine };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(c->block_q, c->block_k, 1, 256, 256);
+    info.fine = c->fine;
     esa_mask *host, *mask;
     if (esa_mask_from_levels(ctx, &host, &info, level)) fail_msg("%s", esa_ctx_error(ctx));
     assert_int_equal(esa_mask_to_device(ctx, &mask, host, ESA_DEVICE_CUDA), ESA_OK);

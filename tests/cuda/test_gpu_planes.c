@@ -4,14 +4,10 @@
  *
  * ESA_TEST_TIMES=1 prints the times of the layers of Wan's decoder too, and what they sum to over a
  * decode of 81 frames. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "common/tests.h"
 #include "common/naive.h"
 #include "gpu_engine.h"
 #include "gpu_fenced.h"
