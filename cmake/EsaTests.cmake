@@ -21,6 +21,12 @@ set(ESA_GPU_TESTS
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
 
+# What `make check` builds and runs: the rules, the kernels and the calls, with few cases.
+set(ESA_CHECK_TESTS
+    test_attention test_eight_bit test_levels test_exact_rows test_carry test_plan test_errors
+    test_kernels test_mask test_mask_levels test_order test_properties test_reference test_golden
+    test_session_policy test_session_cached test_session_reuse test_mask_code test_f8)
+
 if(ESA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
     message(FATAL_ERROR "ESA_FUZZ needs clang (libFuzzer); use the preset 'fuzz'")
@@ -150,8 +156,13 @@ foreach(source ${tests})
     continue() # needs a GPU, or the stand-in
   endif()
   add_test(NAME ${folder}.${name} COMMAND ${name})
-  set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
+  set(labels unit)
+  if(name IN_LIST ESA_CHECK_TESTS)
+    list(APPEND labels check)
+  endif()
+  set_tests_properties(${folder}.${name} PROPERTIES LABELS "${labels}" TIMEOUT 1200)
 endforeach()
+add_custom_target(esa_check DEPENDS ${ESA_CHECK_TESTS})
 # One step of 8-bit attention alone. It launches kernels of the plugin itself, so it runs on GPUs only.
 set(gpu_tests ${ESA_GPU_TESTS})
 if(TARGET esa_cuda)

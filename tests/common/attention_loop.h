@@ -1,8 +1,6 @@
 /* attention_loop.h - the set-up, the loop over cases/attention.def and the end of the programs that
  * test attention.
- * SPDX-License-Identifier: Apache-2.0
- *
- * ESA_TEST_CASE=GLOB,... runs only the cases and tests whose names match. */
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_ATTENTION_LOOP_H
 #define ESA_TESTS_ATTENTION_LOOP_H
 
@@ -13,6 +11,7 @@
 
 #include "common/tests.h"
 #include "common/attention_case.h"
+#include "common/case_run.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"
 
@@ -20,18 +19,11 @@
 extern int32_t level_of[8];
 extern int levels, native;
 
-/* n where few cases have to do ($ESA_TEST_SMALL), else 1. */
-int few(int n);
 /* Runs the cases whose names begin with `group`: every `every`-th, and of those with "tiles" in the
  * name every `tiles`-th; 0: none. check returns how often a case was wrong; NULL: compared with the
- * textbook on all levels. Fails the test at the end if a case was wrong, after the command that
- * runs it alone. */
+ * textbook on all levels. Fails the test at the end if a case was wrong. */
 void run_cases(const char *group, int every, int tiles, int (*check)(const attention_case *c));
-/* The teardown of a test that runs cases: says which case stopped it. */
-int cases_end(void **state);
-#define CASES(test) cmocka_unit_test_teardown(test, cases_end)
-
-/* The rest of main. The test that runs cases is called cases. */
+/* The rest of main. */
 int attention_tests(const struct CMUnitTest *tests, size_t count);
 #define RUN(tests) attention_tests(tests, sizeof(tests) / sizeof((tests)[0]))
 

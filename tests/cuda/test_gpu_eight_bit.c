@@ -258,7 +258,7 @@ static void no_growth_at(int64_t D)
                                    .density = -1.0,
                                    .precision = 8 };
         const int kind = known_kind(&c);
-        if (kind == SIXTEEN) return; /* test_gpu_attention has those */
+        if (kind == SIXTEEN) return; /* test_attention has those */
         const double cut = kind == F16 ? (double)(n / 16) * 0x1p-24 : 0.0;
         double lse;
         on_gpu_set(1);
