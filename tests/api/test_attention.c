@@ -15,17 +15,9 @@ static void cases(void **state)
 static void test_equal_keys(void **state)
 {
     (void)state;
-    attention_case c = { .B = 1,
-                         .Hq = 2,
-                         .Hkv = 2,
-                         .Nq = 100,
-                         .Nk = 300,
-                         .D = 64,
-                         .block_q = 32,
-                         .block_k = 64,
-                         .density = 0.3,
-                         .tail = ESA_TAIL_POOLED,
-                         .equal_keys = 1 };
+    attention_case c = case_of("attention/bits/f32");
+    c.block_q = 32;
+    c.equal_keys = 1;
     for (int i = 0; i < levels; i++) {
         int64_t n;
         float *sparse = attention_bits(&c, level_of[i], 1, &n);
@@ -46,15 +38,8 @@ static void test_equal_keys(void **state)
 static void test_full_mask_is_dense(void **state)
 {
     (void)state;
-    attention_case c = { .B = 1,
-                         .Hq = 2,
-                         .Hkv = 2,
-                         .Nq = 250,
-                         .Nk = 300,
-                         .D = 64,
-                         .block_q = 128,
-                         .block_k = 128,
-                         .density = -1.0 };
+    attention_case c = case_of("attention/bits/f32");
+    c.block_q = c.block_k = 128;
     for (int i = 0; i < levels; i++) {
         int64_t n;
         c.density = -1.0;

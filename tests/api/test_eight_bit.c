@@ -46,19 +46,10 @@ static void centres(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
-        attention_case c = { .B = 1,
-                             .Hq = 2,
-                             .Hkv = 2,
-                             .Nq = 256,
-                             .Nk = 512,
-                             .D = 64,
-                             .dtype = ESA_DTYPE_F32,
-                             .block_q = 128,
-                             .block_k = 128,
-                             .density = kind == 1 ? -1.0 : 0.5,
-                             .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
-                             .range = 0.5,
-                             .precision = 8 };
+        attention_case c = case_of("eight/outliers/none");
+        c.outliers = 0;
+        if (kind == 1) c.density = -1.0;
+        if (kind == 2) c.tail = ESA_TAIL_POOLED;
         double lse, plain = attention_error(&c, level_of[0], 2, &lse);
         c.offset = 20.0;
         const double shifted = attention_error(&c, level_of[0], 2, &lse);

@@ -18,20 +18,10 @@ static void cases(void **state)
 
 static attention_case usual(int32_t dtype)
 {
-    return (attention_case){ .B = 2,
-                             .Hq = 4,
-                             .Hkv = 2,
-                             .Nq = 170,
-                             .Nk = 300,
-                             .D = 64,
-                             .dtype = dtype,
-                             .block_q = 64,
-                             .block_k = 64,
-                             .density = 0.3,
-                             .tail = ESA_TAIL_LEVELS,
-                             .fine = 4,
-                             .refined = 0.5,
-                             .exact_rows = 4 };
+    attention_case c = case_of("exact/bits/f32");
+    c.dtype = dtype;
+    c.order = ESA_ORDER_RASTER;
+    return c;
 }
 
 /* A mask that keeps everything needs no correction; a dense call ignores the setting. */

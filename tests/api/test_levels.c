@@ -13,19 +13,10 @@ static void cases(void **state)
 
 static attention_case usual(int32_t dtype)
 {
-    return (attention_case){ .B = 1,
-                             .Hq = 2,
-                             .Hkv = 2,
-                             .Nq = 170,
-                             .Nk = 300,
-                             .D = 64,
-                             .dtype = dtype,
-                             .block_q = 64,
-                             .block_k = 64,
-                             .density = 0.3,
-                             .tail = ESA_TAIL_LEVELS,
-                             .fine = 4,
-                             .refined = 0.5 };
+    attention_case c = case_of("levels/bits/f32");
+    c.dtype = dtype;
+    c.order = ESA_ORDER_RASTER;
+    return c;
 }
 
 /* Without blocks on the fine level LEVELS is POOLED. */
@@ -50,18 +41,10 @@ static void test_pooled_tiles(void **state)
     (void)state;
     for (int32_t dtype = 0; dtype < 3; dtype++)
         for (int64_t head_dim = 64; head_dim <= 128; head_dim += 64) {
-            const attention_case fine = { .B = 1,
-                                          .Hq = 2,
-                                          .Hkv = 2,
-                                          .Nq = 390,
-                                          .Nk = 1470,
-                                          .D = head_dim,
-                                          .dtype = dtype,
-                                          .block_q = 128,
-                                          .block_k = 128,
-                                          .density = 0.4,
-                                          .tail = ESA_TAIL_LEVELS,
-                                          .fine = 8 };
+            attention_case fine = case_of("levels/tiles/bits/d64/f32");
+            fine.D = head_dim;
+            fine.dtype = dtype;
+            fine.refined = 0.0;
             attention_case other = fine;
             other.tail = ESA_TAIL_POOLED;
             expect_same_bits(&fine, &other, level_of, levels);

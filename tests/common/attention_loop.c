@@ -37,6 +37,14 @@ void run_cases(const char *group, int every, int tiles, int (*check)(const atten
     cases_done(group);
 }
 
+attention_case case_of(const char *name)
+{
+    for (case_walk w = { 0 }; case_next(&w);)
+        if (strcmp(w.name, name) == 0) return w.c;
+    fail_msg("no case %s", name);
+    return (attention_case){ 0 };
+}
+
 int attention_tests(const struct CMUnitTest *tests, size_t count)
 {
     return case_tests(tests, count, find_levels, NULL);

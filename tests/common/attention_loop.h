@@ -23,6 +23,8 @@ extern int levels, native;
  * name every `tiles`-th; 0: none. check returns how often a case was wrong; NULL: compared with the
  * textbook on all levels. Fails the test at the end if a case was wrong. */
 void run_cases(const char *group, int every, int tiles, int (*check)(const attention_case *c));
+/* The case of this name, which must exist; for tests that change it. */
+attention_case case_of(const char *name);
 /* The rest of main. */
 int attention_tests(const struct CMUnitTest *tests, size_t count);
 #define RUN(tests) attention_tests(tests, sizeof(tests) / sizeof((tests)[0]))
