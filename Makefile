@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all command cuda demo demo-page test test-all test-cuda bench bundle wheel docs format install \
+.PHONY: all command cuda demo demo-page check test test-all test-cuda bench bundle wheel docs format install \
     clean help setup-build
 
 all: setup-build
@@ -37,6 +37,12 @@ demo-page:
 	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
 	@mkdir -p demo
 	@$(BUILD)/esa serve --dtype auto --output-dir demo/videos
+
+# Libraries without the CUDA plugin and a part of the tests, with few cases each.
+check: setup-build
+	@cmake --preset release >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target esa_check
+	@ESA_TEST_SMALL=1 ctest --test-dir $(BUILD) -L '^check$$' -j $(JOBS) --output-on-failure
 
 test:
 	@scripts/setup.sh test
@@ -88,6 +94,7 @@ help:
 	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
 	@echo 'make demo       turn a prompt into a video, dense and sparse, on the GPU if there is one: demo/*.mp4'
 	@echo 'make demo-page  the same in a browser: prints the address of a page to type prompts into'
+	@echo 'make check      build libesa and run its fast tests: under a minute on two cores'
 	@echo 'make test       run all tests: release, sanitizers, NEON under qemu, short fuzzing, Python'
 	@echo 'make test-all   also thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
 	@echo 'make cuda       build everything with the CUDA plugin in build-cuda/ (needs nvcc 12.4 or newer)'

@@ -11,6 +11,7 @@
  * ctx, so that its memory can be measured. On a GPU there is no sgemm. There, a time is the mean
  * over as many calls as fill GPU_SECONDS, because the clock can be read only when the GPU has
  * finished. */
+#include "core/case_bench.h"
 #include "core/data.h"
 #include "core/folders.h"
 
@@ -497,7 +498,8 @@ int cmd_bench_attention(int argc, char **argv)
                 .rounds = 15 };
     cli_list grid = { 0 }, window = { 0 };
     b.select.seed = 1;
-    const char *shape = "1,4,4096,128", *block = NULL, *groups = NULL, *json_path = NULL;
+    const char *shape = "1,4,4096,128", *block = NULL, *groups = NULL, *json_path = NULL,
+               *cases = NULL;
     int32_t front = -1, back = -1;
     int done;
     char names[512], command[1024] = "esa bench attention", about[640], densities[256];
@@ -523,6 +525,8 @@ int cmd_bench_attention(int argc, char **argv)
           "a model's attention call, or any shape (1,4,4096,128)" },
         { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0,
           "cuda: GPU 0, through libesa_cuda (cpu)" },
+        { "--case", CLI_TEXT, &cases, "GLOB,...", 0, 0, 0,
+          "times calls of the tests by name instead; list prints the names (none)" },
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, densities },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
           "one or more, with commas; making random masks is not timed (error; with --causal: "
@@ -573,6 +577,9 @@ int cmd_bench_attention(int argc, char **argv)
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
                              &done);
     if (status || done) return status;
+    if (cases)
+        return case_bench(cases, argc, argv,
+                          &(case_bench_params){ b.device, b.threads, b.rounds, b.select.seed });
     if (!selectors && b.causal) b.selectors.whole[0] = ESA_SELECT_RANDOM;
     status = cli_shape_parse(&b.shape, shape);
     if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tests. Every tests/*/test_*.c is one cmocka program. It links the static library and
-# tests/common/*.c and may include headers of src/. Labels: unit, stand_in, example, tree (headers,
-# symbols, rooms, documents, installation), cli, quality, bench.
+# Tests. Every tests/*/test_*.c is one cmocka program. It links the static library,
+# tests/common/*.c and tests/cases/*.c, and may include headers of src/. Labels: unit, stand_in,
+# example, tree (headers, symbols, rooms, documents, installation), cli, quality, bench.
 #
 # The programs of ESA_GPU_TESTS are also the tests of the CUDA backend (tests/common/on_gpu.h). Here
 # they run that way on tests/cuda/stand_in.c, whose "GPU" is the processor; scripts/test-cuda.sh
@@ -10,17 +10,22 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_eight_bit test_levels test_exact_rows test_carry test_carry_calls test_plan
+    test_attention test_eight_bit test_levels test_exact_rows test_carry test_plan
     test_plan_order test_threads
     test_properties test_reference test_golden test_clips test_mass test_mask test_mask_levels
     test_session_policy test_session_precision test_session_cached test_session_heads
     test_session_reuse test_session_carry test_carry_limits
     test_mask_file test_recording test_recorded_errors test_recorded_masks
-    test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows
-    test_gpu_carry test_gpu_select test_gpu_order
+    test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_select test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
+
+# What `make check` builds and runs: the rules, the kernels and the calls, with few cases.
+set(ESA_CHECK_TESTS
+    test_attention test_eight_bit test_levels test_exact_rows test_carry test_plan test_errors
+    test_kernels test_mask test_mask_levels test_order test_properties test_reference test_golden
+    test_session_policy test_session_cached test_session_reuse test_mask_code test_f8)
 
 if(ESA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
@@ -93,7 +98,7 @@ else()
 endif()
 
 enable_testing()
-file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
+file(GLOB common CONFIGURE_DEPENDS tests/common/*.c tests/cases/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 # Tests of libesa_video stand in EsaVideoTests.cmake.
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")
@@ -151,8 +156,13 @@ foreach(source ${tests})
     continue() # needs a GPU, or the stand-in
   endif()
   add_test(NAME ${folder}.${name} COMMAND ${name})
-  set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
+  set(labels unit)
+  if(name IN_LIST ESA_CHECK_TESTS)
+    list(APPEND labels check)
+  endif()
+  set_tests_properties(${folder}.${name} PROPERTIES LABELS "${labels}" TIMEOUT 1200)
 endforeach()
+add_custom_target(esa_check DEPENDS ${ESA_CHECK_TESTS})
 # One step of 8-bit attention alone. It launches kernels of the plugin itself, so it runs on GPUs only.
 set(gpu_tests ${ESA_GPU_TESTS})
 if(TARGET esa_cuda)

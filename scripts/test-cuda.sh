@@ -35,7 +35,7 @@ failed=0
 table=()
 names=()
 pids=()
-limit=${ESA_TEST_SECONDS:-300}
+limit=${ESA_TEST_SECONDS:-420}
 
 note() {    # note NAME PASSED FAILED [remark]
     passed=$((passed + $2))
@@ -161,9 +161,14 @@ else
     for tool in racecheck memcheck synccheck; do
         api_errors=no watch "$tool" test_gpu_products    # cuBLASLt tries calls that some GPUs refuse
     done
-    for name in test_gpu_attention test_gpu_eight_bit test_gpu_sm80_8bit test_gpu_levels test_gpu_exact_rows \
-                test_gpu_select test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents test_gpu_biased \
-                test_gpu_planes test_gpu_carry test_plan test_golden; do
+    # Of the programs that run tests/cases/attention.def, the cases of the size of the kernels' tiles.
+    cases=(test_attention test_gpu_eight_bit test_levels test_exact_rows test_carry)
+    tiles='ESA_TEST_CASE=*/tiles/*,*_short,*_tiles,names,no_growth'
+    for name in "${cases[@]}"; do
+        watch memcheck "$name" "$tiles"
+    done
+    for name in test_gpu_sm80_8bit test_gpu_select test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents \
+                test_gpu_biased test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
     for level in "${levels[@]}"; do
@@ -173,9 +178,9 @@ else
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
     done
-    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_carry; do
-        watch racecheck "$name" ESA_CUDA=sm80
-        case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
+    for name in "${cases[@]}"; do
+        watch racecheck "$name" "$tiles" ESA_CUDA=sm80
+        case $gpu in *"sm90a kernels"*) watch synccheck "$name" "$tiles" ESA_CUDA=sm90a ;; esac
     done
     for name in test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes; do
         watch racecheck "$name" ESA_CUDA=sm80
@@ -183,7 +188,7 @@ else
         watch initcheck "$name"
     done
     watch initcheck test_gpu_order
-    watch initcheck test_gpu_carry
+    watch initcheck test_carry "$tiles"
     watch synccheck test_gpu_order
     collect
 fi

@@ -5,15 +5,11 @@
  * Random calls: every selector, tail and dtype in 16 and in 8 bits, with a mask that the selector
  * made from the clean inputs.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "common/attention_case.h"
 #include "common/naive.h"
 #include "esa/esa.h"

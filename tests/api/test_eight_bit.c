@@ -8,169 +8,48 @@
  * has sqrt(2) 2.65 % = 3.7 % at most. Keys and queries in int8 add less than 1 %. Every case must
  * stay below BOUND. On a GPU without an 8-bit kernel for a case, the case runs in 16 bits, which is
  * better. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "common/attention_case.h"
-#include "common/naive.h"
-#include "common/on_gpu.h"
+#include "common/tests.h"
+#include "common/attention_loop.h"
 
 #define BOUND     0.05
 /* The sum of P carries the errors of its terms: 2.65 % if one term is nearly all of it. */
 #define LSE_BOUND 0.04
 
-static int32_t level_of[8];
-static int levels;
-
-static int find_levels(void **state)
+/* Levels take turns: they differ in the order of f32 sums alone. A case that is named runs on
+ * all. */
+static int check(const attention_case *c)
 {
-    int native;
-    (void)state;
-    find_test_levels(level_of, &native);
-    levels = native;
-    printf("%d levels, seed %llu\n", levels, (unsigned long long)test_seed());
-    return levels ? 0 : -1;
+    static int turn;
+    const int all = getenv("ESA_TEST_CASE") != NULL, from = all ? 0 : turn++ % native;
+    int wrong = 0;
+    for (int i = from; i < (all ? native : from + 1); i++) {
+        double lse;
+        const double error = attention_error(c, level_of[i], 2, &lse);
+        const int right = error <= BOUND && lse <= LSE_BOUND;
+        if (!right)
+            printf("    level %d WRONG: relative error %.4f (bound %g), lse %.4f (bound %g)\n",
+                   level_of[i], error, BOUND, lse, LSE_BOUND);
+        wrong += !right;
+    }
+    return wrong;
 }
 
-/* Levels take turns: they differ in the order of f32 sums alone. Emulated ($ESA_TEST_EMULATED),
- * every fifth case has to do: the counter runs through all dtypes and tails. */
-static void check(attention_case c)
-{
-    static int turn, number;
-    if (getenv("ESA_TEST_EMULATED") && number++ % 5) return;
-    const int i = turn++ % levels;
-    double lse;
-    c.precision = 8;
-    const double error = attention_error(&c, level_of[i], 2, &lse);
-    if (error > BOUND || lse > LSE_BOUND || isnan(error))
-        fail_msg("Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g tail %d fine %d order %d "
-                 "level %d: relative error %.4f (bound %g), lse %.4f (bound %g)",
-                 (long long)c.Nq, (long long)c.Nk, (long long)c.D, c.dtype, c.block_q, c.block_k,
-                 c.density, c.tail, c.fine, c.order, level_of[i], error, BOUND, lse, LSE_BOUND);
-}
-
-/* Dense and with a mask, each tail, each dtype, head dims, ragged blocks, grouped heads. */
-static void shapes(void **state)
-{
-    static const int64_t size[][3] = { { 200, 300, 64 }, { 129, 257, 128 }, { 70, 150, 40 } };
-    static const int32_t block[][2] = { { 128, 128 }, { 64, 128 }, { 48, 32 } };
-    (void)state;
-    for (int i = 0; i < 3; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++)
-            for (int kind = 0; kind < 4; kind++)
-                check((attention_case){ .B = 2,
-                                        .Hq = 4,
-                                        .Hkv = dtype == ESA_DTYPE_F16 ? 2 : 4,
-                                        .Nq = size[i][0],
-                                        .Nk = size[i][1],
-                                        .D = size[i][2],
-                                        .dtype = dtype,
-                                        .block_q = block[i][0],
-                                        .block_k = block[i][1],
-                                        .density = kind ? 0.5 : -1.0,
-                                        .tail = kind == 2   ? ESA_TAIL_POOLED
-                                                : kind == 3 ? ESA_TAIL_LEVELS
-                                                            : ESA_TAIL_NONE,
-                                        .fine = kind == 3 ? 4 : 0,
-                                        .refined = 0.5,
-                                        .bsnd = kind % 3,
-                                        .pad = kind == 1 ? 3 : 0,
-                                        .misalign = kind == 2 ? 2 : 0 });
-}
-
-/* More than 128 blocks, so that the tail has several stages of block means and of fine means. */
-static void long_tails(void **state)
+/* Emulated ($ESA_TEST_EMULATED), every fifth case has to do. */
+static void cases(void **state)
 {
     (void)state;
-    for (int32_t tail = ESA_TAIL_POOLED; tail <= ESA_TAIL_LEVELS; tail += 2)
-        check((attention_case){ .B = 1,
-                                .Hq = 1,
-                                .Hkv = 1,
-                                .Nq = 64,
-                                .Nk = 16 * 300 - 5,
-                                .D = 32,
-                                .dtype = ESA_DTYPE_F32,
-                                .block_q = 64,
-                                .block_k = 16,
-                                .density = 0.1,
-                                .tail = tail,
-                                .fine = tail == ESA_TAIL_LEVELS ? 4 : 0,
-                                .refined = 0.4 });
+    run_cases("eight/", getenv("ESA_TEST_EMULATED") ? 5 : 1, 0, check);
 }
 
-static void orders_and_text(void **state)
-{
-    static const int32_t order[] = { ESA_ORDER_TILE3D, ESA_ORDER_HILBERT, ESA_ORDER_ADAPTIVE };
-    (void)state;
-    for (int i = 0; i < 3; i++)
-        check((attention_case){ .B = 2,
-                                .Hq = 2,
-                                .Hkv = 1,
-                                .Nq = 5 * 9 * 7 + 10 + 23,
-                                .Nk = 5 * 9 * 7 + 10 + 23,
-                                .D = 64,
-                                .dtype = ESA_DTYPE_BF16,
-                                .block_q = 64,
-                                .block_k = 128,
-                                .density = 0.6,
-                                .tail = ESA_TAIL_POOLED,
-                                .order = order[i],
-                                .grid = { 5, 9, 7 },
-                                .text_front = 10,
-                                .text_back = 23,
-                                .broadcast = i == 1 });
-}
-
-/* Lengths, among them none at all: such rows are 0 and their LSE is -inf. */
-static void lengths(void **state)
-{
-    static const int32_t kv_len[] = { 300, 0, 129, 1 };
-    (void)state;
-    for (int kind = 0; kind < 3; kind++)
-        check((attention_case){ .B = 4,
-                                .Hq = 2,
-                                .Hkv = 2,
-                                .Nq = 60,
-                                .Nk = 300,
-                                .D = 64,
-                                .dtype = ESA_DTYPE_BF16,
-                                .block_q = 32,
-                                .block_k = 64,
-                                .density = kind ? 0.5 : -1.0,
-                                .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
-                                .kv_len = kv_len });
-}
-
-/* Keys and values far from 0: their centre costs nothing. Channels that are larger than the others
- * cost accuracy of q and k, but not much at eight times the size. */
-static void centres_and_outliers(void **state)
+/* Keys and values far from 0: their centre costs nothing. */
+static void centres(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
-        attention_case c = { .B = 1,
-                             .Hq = 2,
-                             .Hkv = 2,
-                             .Nq = 256,
-                             .Nk = 512,
-                             .D = 64,
-                             .dtype = ESA_DTYPE_F32,
-                             .block_q = 128,
-                             .block_k = 128,
-                             .density = kind == 1 ? -1.0 : 0.5,
-                             .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
-                             .range = 0.5,
-                             .outliers = 16,
-                             .precision = 8 };
-        check(c);
+        attention_case c = case_of("eight/outliers/none");
         c.outliers = 0;
-        c.precision = 8;
+        if (kind == 1) c.density = -1.0;
+        if (kind == 2) c.tail = ESA_TAIL_POOLED;
         double lse, plain = attention_error(&c, level_of[0], 2, &lse);
         c.offset = 20.0;
         const double shifted = attention_error(&c, level_of[0], 2, &lse);
@@ -240,14 +119,7 @@ static small *fresh(void)
 
 static esa_mask *diagonal(const small *s) /* query block i keeps key block i only */
 {
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
     int32_t count[H * BLOCKS], index[H * BLOCKS];
     for (int i = 0; i < H * BLOCKS; i++) {
         count[i] = 1;
@@ -466,35 +338,6 @@ static void exact_rows(void **state)
     done(s, mask);
 }
 
-/* The same bits for any number of threads. */
-static void threads(void **state)
-{
-    (void)state;
-    const attention_case c = { .B = 1,
-                               .Hq = 4,
-                               .Hkv = 2,
-                               .Nq = 300,
-                               .Nk = 400,
-                               .D = 64,
-                               .dtype = ESA_DTYPE_BF16,
-                               .block_q = 64,
-                               .block_k = 64,
-                               .density = 0.4,
-                               .tail = ESA_TAIL_LEVELS,
-                               .fine = 4,
-                               .refined = 0.5,
-                               .precision = 8 };
-    for (int i = 0; i < levels; i++) {
-        int64_t bytes, other;
-        void *one = attention_bits(&c, level_of[i], 1, &bytes),
-             *three = attention_bits(&c, level_of[i], 3, &other);
-        assert_int_equal(bytes, other);
-        assert_memory_equal(one, three, (size_t)bytes);
-        free(one);
-        free(three);
-    }
-}
-
 /* Which calls run in 8 bits, by the name of the kernel; and 0 means 16. */
 static void names(void **state)
 {
@@ -506,12 +349,7 @@ static void names(void **state)
                  { 0, 0, ESA_TAIL_NONE, 0 } };
     (void)state;
     small *s = fresh();
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
-    shapes.dtype = ESA_DTYPE_BF16;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_BF16, 1, H, N, D);
     esa_mask *mask = diagonal(s);
     const esa_tensor t = bf16(s->q), o = bf16(s->o);
     on_gpu_set(0);
@@ -536,12 +374,7 @@ static void workspace(void **state)
     (void)state;
     small *s = fresh();
     esa_mask *mask = diagonal(s);
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
-    shapes.dtype = ESA_DTYPE_BF16;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_BF16, 1, H, N, D);
     const esa_tensor q = bf16(s->q), k = bf16(s->k), v = bf16(s->v), o = bf16(s->o);
     if (on_gpu()) mask = (esa_mask_free(mask), NULL); /* masks of plans lie on the GPU */
     for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {
@@ -571,12 +404,9 @@ static void workspace(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes),
-        cmocka_unit_test(long_tails),
-        cmocka_unit_test(orders_and_text),
-        cmocka_unit_test(lengths),
-        cmocka_unit_test(centres_and_outliers),
+    static const struct CMUnitTest tests[] = {
+        CASES(cases),
+        cmocka_unit_test(centres),
         cmocka_unit_test(no_growth),
         cmocka_unit_test(odd_queries),
         cmocka_unit_test(odd_keys),
@@ -585,9 +415,8 @@ int main(void)
         cmocka_unit_test(equal_values),
         cmocka_unit_test(even_rows),
         cmocka_unit_test(exact_rows),
-        cmocka_unit_test(threads),
         cmocka_unit_test(names),
         cmocka_unit_test(workspace),
     };
-    return cmocka_run_group_tests(tests, find_levels, NULL);
+    return RUN(tests);
 }

@@ -2,16 +2,12 @@
  * written.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
+#include "common/tests.h"
 #include "esa/esa.h"
 
 enum { N = 40, D = 8, H = 2 };
@@ -164,11 +160,7 @@ static void test_plans_and_foreign_masks(void **state)
 {
     (void)state;
     fixture f = fresh();
-    esa_shapes s = esa_shapes_default();
-    s.B = 1;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, 1, H, N, D);
     esa_select_params p = esa_select_params_default(ESA_SELECT_FULL);
     p.block_q = p.block_k = 32;
     esa_plan *a, *b;
@@ -320,11 +312,7 @@ static void test_masks_that_do_not_fit(void **state)
     esa_mask_free(mask);
 
     /* An empty mask of a plan, and a plan without a selector. */
-    esa_shapes s = esa_shapes_default();
-    s.B = 1;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, 1, H, N, D);
     esa_plan *plan;
     assert_int_equal(esa_plan_create(f.ctx, &plan, &s, &p, NULL), ESA_OK);
     assert_int_equal(esa_mask_create(plan, &mask), ESA_OK);

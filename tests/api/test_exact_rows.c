@@ -1,195 +1,27 @@
 /* test_exact_rows.c - attention with exact rows: against the textbook, and against dense and sparse
  * attention.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "common/attention_case.h"
-#include "common/naive.h"
-#include "common/on_gpu.h"
-
-static int32_t level_of[8];
-static int levels;
-
-static int find_levels(void **state)
-{
-    (void)state;
-    int native;
-    print_message("seed %llu\n", (unsigned long long)test_seed());
-    levels = find_test_levels(level_of, &native);
-    return levels ? 0 : -1;
-}
-
-/* Where the machine is slow ($ESA_TEST_SMALL) every fifth case has to do: the counter runs through
- * all dtypes and tails. */
-static void on_all_levels(const attention_case *c)
-{
-    static int number;
-    if (!getenv("ESA_TEST_SMALL") || number++ % 5 == 0) check_attention(c, level_of, levels, 2);
-}
+#include "common/tests.h"
+#include "common/attention_loop.h"
 
 /* Tests that repeat a call for every dtype take only the last one there. */
 static int32_t first_dtype(void) { return getenv("ESA_TEST_SMALL") ? ESA_DTYPE_BF16 : 0; }
 
-#define CASES(test) cmocka_unit_test_teardown(test, no_wrong_case)
-
-/* ---------------------------------------------------------------- against the textbook */
-
-/* Awkward lengths and head dims, all dtypes and tails. */
-static void test_sizes(void **state)
+/* Where the machine is slow every fifth case has to do. */
+static void cases(void **state)
 {
     (void)state;
-    static const int64_t size[][2] = { { 1, 1 },     { 113, 203 }, { 3, 799 },
-                                       { 127, 128 }, { 129, 257 }, { 255, 127 } };
-    static const int64_t D[] = { 40, 64, 72, 128 };
-    static const int32_t R[] = { 1, 2, 3, 4, 7, 8, 16 };
-    int32_t turn = 0;
-    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++)
-            for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++, turn++) {
-                const attention_case c = { .B = 1,
-                                           .Hq = 2,
-                                           .Hkv = 1,
-                                           .Nq = size[i][0],
-                                           .Nk = size[i][1],
-                                           .D = D[turn % 4],
-                                           .dtype = dtype,
-                                           .block_q = turn % 2 ? 64 : 48,
-                                           .block_k = turn % 3 ? 64 : 48,
-                                           .density = 0.4,
-                                           .tail = tail,
-                                           .fine = 4,
-                                           .refined = 0.5,
-                                           .exact_rows = R[turn % 7] };
-                on_all_levels(&c);
-            }
-}
-
-/* Odd head dims, gaps between rows, views that no vector load can read. */
-static void test_views(void **state)
-{
-    (void)state;
-    static const int64_t D[] = { 1, 8, 33, 100, 256 };
-    for (int i = 0; i < 5; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++) {
-            const attention_case c = { .B = 2,
-                                       .Hq = 2,
-                                       .Hkv = 2,
-                                       .Nq = 90,
-                                       .Nk = 150,
-                                       .D = D[i],
-                                       .dtype = dtype,
-                                       .block_q = 32,
-                                       .block_k = 32,
-                                       .density = 0.4,
-                                       .tail = ESA_TAIL_POOLED,
-                                       .bsnd = i % 3,
-                                       .pad = i % 2 ? 3 : 8,
-                                       .misalign = i == 3 ? 1 : 0,
-                                       .exact_rows = 4 };
-            on_all_levels(&c);
-        }
-}
-
-/* Lengths, groups of heads and masks for all batch entries. */
-static void test_lengths_and_batches(void **state)
-{
-    (void)state;
-    static const int32_t kv_len[] = { 150, 39, 0 };
-    for (int32_t dtype = 0; dtype < 3; dtype++)
-        for (int32_t broadcast = 0; broadcast < 2; broadcast++) {
-            const attention_case c = { .B = 3,
-                                       .Hq = 4,
-                                       .Hkv = 2,
-                                       .Nq = 100,
-                                       .Nk = 150,
-                                       .D = 72,
-                                       .dtype = dtype,
-                                       .block_q = 48,
-                                       .block_k = 32,
-                                       .density = 0.4,
-                                       .tail = ESA_TAIL_LEVELS,
-                                       .fine = 4,
-                                       .refined = 0.6,
-                                       .broadcast = broadcast,
-                                       .kv_len = kv_len,
-                                       .bsnd = 1,
-                                       .exact_rows = 4 };
-            on_all_levels(&c);
-        }
-}
-
-/* One order for all heads, and an order for every head. */
-static void test_orders(void **state)
-{
-    (void)state;
-    static const int32_t order[] = { ESA_ORDER_HILBERT, ESA_ORDER_TILE3D, ESA_ORDER_ADAPTIVE };
-    static const int32_t kv_len[] = { 194, 189 };
-    for (int i = 0; i < 3; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++)
-            for (int32_t R = 1; R <= 4; R += 3) {
-                const attention_case c = { .B = 2,
-                                           .Hq = 4,
-                                           .Hkv = 2,
-                                           .Nq = 194,
-                                           .Nk = 194,
-                                           .D = R == 1 ? 64 : 40,
-                                           .dtype = dtype,
-                                           .block_q = 64,
-                                           .block_k = 32,
-                                           .density = 0.4,
-                                           .tail = ESA_TAIL_LEVELS,
-                                           .fine = 4,
-                                           .refined = 0.5,
-                                           .order = order[i],
-                                           .grid = { 4, 5, 9 },
-                                           .broadcast = i == 2 && dtype == ESA_DTYPE_F16,
-                                           .kv_len = R == 1 ? kv_len : NULL,
-                                           .text_front = 5,
-                                           .text_back = 9,
-                                           .bsnd = 1,
-                                           .exact_rows = R };
-                on_all_levels(&c);
-            }
+    run_cases("exact/", few(5), few(5), NULL);
 }
 
 /* ---------------------------------------------------------------- against other calls */
 
 static attention_case usual(int32_t dtype)
 {
-    return (attention_case){ .B = 2,
-                             .Hq = 4,
-                             .Hkv = 2,
-                             .Nq = 170,
-                             .Nk = 300,
-                             .D = 64,
-                             .dtype = dtype,
-                             .block_q = 64,
-                             .block_k = 64,
-                             .density = 0.3,
-                             .tail = ESA_TAIL_LEVELS,
-                             .fine = 4,
-                             .refined = 0.5,
-                             .exact_rows = 4 };
-}
-
-static void expect_same_bits(const attention_case *a, const attention_case *b, int32_t threads)
-{
-    for (int i = 0; i < levels; i++) {
-        int64_t n, m;
-        char *x = attention_bits(a, level_of[i], 1, &n),
-             *y = attention_bits(b, level_of[i], threads, &m);
-        assert_int_equal(n, m);
-        assert_memory_equal(x, y, (size_t)n);
-        free(x);
-        free(y);
-    }
+    attention_case c = case_of("exact/bits/f32");
+    c.dtype = dtype;
+    c.order = ESA_ORDER_RASTER;
+    return c;
 }
 
 /* A mask that keeps everything needs no correction; a dense call ignores the setting. */
@@ -200,10 +32,10 @@ static void test_nothing_to_mend(void **state)
         attention_case with = usual(dtype), without = usual(dtype);
         without.exact_rows = 0;
         with.density = without.density = 1.0;
-        expect_same_bits(&with, &without, 1);
+        expect_same_bits(&with, &without, level_of, levels);
         with.density = without.density = -1.0;
         with.tail = without.tail = ESA_TAIL_NONE;
-        expect_same_bits(&with, &without, 1);
+        expect_same_bits(&with, &without, level_of, levels);
     }
 }
 
@@ -243,17 +75,6 @@ static void test_all_rows_exact(void **state)
     }
 }
 
-static void test_same_bits_for_any_threads(void **state)
-{
-    (void)state;
-    for (int32_t dtype = first_dtype(); dtype < 3; dtype++) {
-        attention_case c = usual(dtype);
-        c.order = ESA_ORDER_ADAPTIVE;
-        c.Nq = c.Nk = 300;
-        for (int32_t threads = 2; threads <= 3; threads++) expect_same_bits(&c, &c, threads);
-    }
-}
-
 /* ---------------------------------------------------------------- single calls */
 
 enum { H = 2, N = 160, D = 40, BLOCK = 32, NB = N / BLOCK };
@@ -276,14 +97,7 @@ static single *single_open(int32_t level)
     }
     uint8_t bits[H * NB];
     for (int i = 0; i < H * NB; i++) bits[i] = (uint8_t)(1u << i % NB);
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N,
-                           .layout = esa_layout_default() };
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
     assert_int_equal(esa_mask_from_bits(s->ctx, &s->mask, &info, bits), ESA_OK);
     return s;
 }
@@ -364,12 +178,7 @@ static void test_plans(void **state)
             memcpy(want, s->x[3], sizeof s->x[3]);
             memset(s->x[3], 0, sizeof s->x[3]);
 
-            esa_shapes shapes = esa_shapes_default();
-            shapes.dtype = ESA_DTYPE_F32;
-            shapes.B = 1;
-            shapes.Hq = shapes.Hkv = H;
-            shapes.Nq = shapes.Nk = N;
-            shapes.D = D;
+            esa_shapes shapes = shapes_of(ESA_DTYPE_F32, 1, H, N, D);
             esa_select_params select = esa_select_params_default(ESA_SELECT_RANDOM);
             select.block_q = select.block_k = BLOCK;
             esa_plan *plan = NULL, *plain = NULL;
@@ -406,17 +215,13 @@ static void test_plans(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CASES(test_sizes),
-        CASES(test_views),
-        CASES(test_lengths_and_batches),
-        CASES(test_orders),
+    static const struct CMUnitTest tests[] = {
+        CASES(cases),
         cmocka_unit_test(test_nothing_to_mend),
         cmocka_unit_test(test_all_rows_exact),
-        cmocka_unit_test(test_same_bits_for_any_threads),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_plans),
     };
-    return cmocka_run_group_tests(tests, find_levels, NULL);
+    return RUN(tests);
 }

@@ -1,13 +1,9 @@
 /* test_huge.c - shapes far beyond any memory: sizes of scratch memory are right or refused, never
  * wrapped. Sanitizer builds see every overflow.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "common/one_ctx.h"
 
 static const int64_t heads[] = { 1, 256, 1 << 16, 1 << 20, INT64_C(1) << 30, INT32_MAX };

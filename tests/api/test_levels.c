@@ -1,179 +1,22 @@
 /* test_levels.c - attention with a fine level and with an order per head, against attention as the
  * textbook writes it, and against itself.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "common/tests.h"
+#include "common/attention_loop.h"
 
-#include "common/attention_case.h"
-#include "common/naive.h"
-#include "common/on_gpu.h"
-
-static int32_t level_of[8];
-static int levels;
-
-static int find_levels(void **state)
+/* Where the machine is slow few cases have to do. */
+static void cases(void **state)
 {
     (void)state;
-    int native;
-    print_message("seed %llu\n", (unsigned long long)test_seed());
-    levels = find_test_levels(level_of, &native);
-    return levels ? 0 : -1;
-}
-
-/* Where the machine is slow ($ESA_TEST_SMALL) every fifth case has to do: the counter runs through
- * all dtypes and tails. */
-static void on_all_levels(const attention_case *c)
-{
-    static int number;
-    if (!getenv("ESA_TEST_SMALL") || number++ % 5 == 0) check_attention(c, level_of, levels, 2);
-}
-
-#define CASES(test) cmocka_unit_test_teardown(test, no_wrong_case)
-
-/* Awkward lengths and head dims, all dtypes, every number of fine means. */
-static void test_sizes(void **state)
-{
-    (void)state;
-    static const int64_t size[][2] = { { 1, 1 },     { 113, 203 }, { 3, 799 },
-                                       { 127, 128 }, { 129, 257 }, { 255, 127 } };
-    static const int64_t D[] = { 40, 64, 72, 128 };
-    int32_t turn = 0;
-    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
-        for (int32_t dtype = 0; dtype < 3; dtype++)
-            for (int32_t fine = 2; fine <= 16; fine *= 2, turn++) {
-                const attention_case c = { .B = 1,
-                                           .Hq = 2,
-                                           .Hkv = 1,
-                                           .Nq = size[i][0],
-                                           .Nk = size[i][1],
-                                           .D = D[turn % 4],
-                                           .dtype = dtype,
-                                           .block_q = 64,
-                                           .block_k = turn % 3 ? 64 : 48,
-                                           .density = 0.3,
-                                           .tail = ESA_TAIL_LEVELS,
-                                           .fine = fine,
-                                           .refined = 0.5 };
-                on_all_levels(&c);
-            }
-}
-
-/* Rows with more fine means than a kernel takes at once. */
-static void test_many_fine_blocks(void **state)
-{
-    (void)state;
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
-        const attention_case c = { .B = 1,
-                                   .Hq = 1,
-                                   .Hkv = 1,
-                                   .Nq = 70,
-                                   .Nk = 1303,
-                                   .D = 40,
-                                   .dtype = dtype,
-                                   .block_q = 32,
-                                   .block_k = 32,
-                                   .density = 0.1,
-                                   .tail = ESA_TAIL_LEVELS,
-                                   .fine = 8,
-                                   .refined = 0.9 };
-        on_all_levels(&c);
-    }
-}
-
-/* Causality and lengths cut fine blocks; batch entries share a mask or not. */
-static void test_causal_lengths_and_batches(void **state)
-{
-    (void)state;
-    static const int32_t kv_len[] = { 150, 39 };
-    for (int32_t dtype = 0; dtype < 3; dtype++)
-        for (int32_t causal = 0; causal < 2; causal++)
-            for (int32_t broadcast = 0; broadcast < 2; broadcast++) {
-                const attention_case c = { .B = 2,
-                                           .Hq = 4,
-                                           .Hkv = 2,
-                                           .Nq = 100,
-                                           .Nk = 150,
-                                           .D = 72,
-                                           .dtype = dtype,
-                                           .block_q = 48,
-                                           .block_k = 32,
-                                           .density = 0.3,
-                                           .causal = causal,
-                                           .tail = ESA_TAIL_LEVELS,
-                                           .fine = 4,
-                                           .refined = 0.6,
-                                           .broadcast = broadcast,
-                                           .kv_len = causal == broadcast ? kv_len : NULL,
-                                           .bsnd = 1,
-                                           .pad = 3 };
-                on_all_levels(&c);
-            }
-}
-
-/* Every head has its own order, with every tail. Only text at the end may be cut. */
-static void test_own_orders(void **state)
-{
-    (void)state;
-    static const int32_t kv_len[] = { 200, 193 };
-    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++)
-        for (int32_t dtype = 0; dtype < 3; dtype++)
-            for (int32_t broadcast = 0; broadcast < 2; broadcast++) {
-                const attention_case c = { .B = 2,
-                                           .Hq = 4,
-                                           .Hkv = 2,
-                                           .Nq = 200,
-                                           .Nk = 200,
-                                           .D = broadcast ? 64 : 40,
-                                           .dtype = dtype,
-                                           .block_q = 64,
-                                           .block_k = 32,
-                                           .density = 0.3,
-                                           .tail = tail,
-                                           .fine = 4,
-                                           .refined = 0.5,
-                                           .order = ESA_ORDER_ADAPTIVE,
-                                           .broadcast = broadcast,
-                                           .kv_len = broadcast ? NULL : kv_len,
-                                           .text_front = 5,
-                                           .text_back = 9,
-                                           .bsnd = broadcast };
-                on_all_levels(&c);
-            }
-}
-
-static void expect_same_bits(const attention_case *a, const attention_case *b)
-{
-    for (int i = 0; i < levels; i++) {
-        int64_t n, m;
-        char *x = attention_bits(a, level_of[i], 1, &n), *y = attention_bits(b, level_of[i], 2, &m);
-        assert_int_equal(n, m);
-        assert_memory_equal(x, y, (size_t)n);
-        free(x);
-        free(y);
-    }
+    run_cases("levels/", few(5), few(7), NULL);
 }
 
 static attention_case usual(int32_t dtype)
 {
-    return (attention_case){ .B = 1,
-                             .Hq = 2,
-                             .Hkv = 2,
-                             .Nq = 170,
-                             .Nk = 300,
-                             .D = 64,
-                             .dtype = dtype,
-                             .block_q = 64,
-                             .block_k = 64,
-                             .density = 0.3,
-                             .tail = ESA_TAIL_LEVELS,
-                             .fine = 4,
-                             .refined = 0.5 };
+    attention_case c = case_of("levels/bits/f32");
+    c.dtype = dtype;
+    c.order = ESA_ORDER_RASTER;
+    return c;
 }
 
 /* Without blocks on the fine level LEVELS is POOLED. */
@@ -185,11 +28,30 @@ static void test_without_fine_blocks(void **state)
         pooled.tail = ESA_TAIL_POOLED;
         pooled.fine = 0;
         other.fine = 0; /* LEVELS, the mask has no fine level */
-        expect_same_bits(&pooled, &other);
+        expect_same_bits(&pooled, &other, level_of, levels);
         other = usual(dtype);
         other.refined = 0; /* it has one, with no block on it */
-        expect_same_bits(&pooled, &other);
+        expect_same_bits(&pooled, &other, level_of, levels);
     }
+}
+
+/* The same at the sizes of the GPU's tiles. */
+static void test_pooled_tiles(void **state)
+{
+    (void)state;
+    for (int32_t dtype = 0; dtype < 3; dtype++)
+        for (int64_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+            attention_case fine = case_of("levels/tiles/bits/d64/f32");
+            fine.D = head_dim;
+            fine.dtype = dtype;
+            fine.refined = 0.0;
+            attention_case other = fine;
+            other.tail = ESA_TAIL_POOLED;
+            expect_same_bits(&fine, &other, level_of, levels);
+            other.tail = ESA_TAIL_LEVELS;
+            other.fine = 0;
+            expect_same_bits(&fine, &other, level_of, levels);
+        }
 }
 
 /* The other tails do not look at a mask's fine level: its blocks count as skipped. */
@@ -203,7 +65,7 @@ static void test_other_tails_skip_fine_blocks(void **state)
                 without.tail = with.tail = tail;
                 without.exact_rows = with.exact_rows = rows;
                 without.fine = 0;
-                expect_same_bits(&without, &with);
+                expect_same_bits(&without, &with, level_of, levels);
             }
 }
 
@@ -217,7 +79,7 @@ static void test_all_exact_is_dense(void **state)
         dense.density = -1.0;
         dense.tail = ESA_TAIL_NONE;
         all.density = 1.0;
-        expect_same_bits(&dense, &all);
+        expect_same_bits(&dense, &all, level_of, levels);
     }
 }
 
@@ -246,39 +108,12 @@ static void test_means_of_one_token(void **state)
     }
 }
 
-static void test_same_bits_for_any_threads(void **state)
-{
-    (void)state;
-    for (int32_t dtype = 0; dtype < 3; dtype++)
-        for (int i = 0; i < levels; i++) {
-            attention_case c = usual(dtype);
-            c.B = 2;
-            c.Hq = 4;
-            c.order = ESA_ORDER_ADAPTIVE;
-            int64_t n;
-            char *one = attention_bits(&c, level_of[i], 1, &n);
-            for (int32_t threads = 2; threads <= 3; threads++) {
-                char *more = attention_bits(&c, level_of[i], threads, &n);
-                assert_memory_equal(one, more, (size_t)n);
-                free(more);
-            }
-            free(one);
-        }
-}
-
 enum { H = 2, N = 160, D = 40, BLOCK = 32 };
 
 static esa_mask *levels_mask(esa_ctx *ctx, const uint8_t *level, int32_t order)
 {
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = BLOCK,
-                           .block_k = BLOCK,
-                           .B = 1,
-                           .H = H,
-                           .Nq = N,
-                           .Nk = N,
-                           .fine = 4 };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(BLOCK, BLOCK, H, N, N);
+    info.fine = 4;
     info.layout.order = order;
     info.layout.grid_q[0] = 4;
     info.layout.grid_q[1] = 5;
@@ -373,20 +208,73 @@ static void test_not_finite(void **state)
         }
 }
 
+/* Values that do not count must not be seen: NaN behind kv_len, and NaN that causality hides. One
+ * in a block of the fine level reaches every row that uses the block. */
+static void test_not_finite_tiles(void **state)
+{
+    enum { N = 700, D = 128, BK = 64, NK = (N + BK - 1) / BK, NQ = (N + 127) / 128 };
+    static uint16_t q[N * D], k[N * D], v[N * D], o[N * D];
+    static double got[N * D];
+    static uint8_t level[NQ * NK];
+    (void)state;
+    for (int i = 0; i < levels; i++)
+        for (int where = 0; where < 3; where++) {
+            esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_BF16, 1, 1, N, D), tk = tq, tv = tq,
+                       to = tq;
+            tk.data = k;
+            tv.data = v;
+            to.data = o;
+            tensor_fill(&tq, 1, 1.0);
+            tensor_fill(&tk, 2, 1.0);
+            tensor_fill(&tv, 3, 1.0);
+            /* 0: behind kv_len; 1: in the last key, which causality hides; 2: in block 4 */
+            const int32_t kv_len[] = { where == 0 ? 500 : N };
+            const int from = where == 0   ? 500
+                             : where == 1 ? N - 1
+                                          : 4 * BK + 5,
+                      to_key = where == 2 ? from + 1 : N;
+            for (int n = from; n < to_key; n++)
+                for (int d = 0; d < D; d++) {
+                    v[n * D + d] = 0x7fc0;
+                    if (where != 2) k[n * D + d] = 0x7fc0;
+                }
+            for (int c = 0; c < NQ * NK; c++) level[c] = (uint8_t)(c % NK % 3 == 1 ? 1 : c % 2 * 2);
+            esa_ctx *ctx = level_ctx(level_of[i], 0);
+            esa_mask *mask = NULL;
+            esa_mask_info info = mask_info_of(128, BK, 1, N, N);
+            info.fine = 4;
+            assert_int_equal(esa_mask_from_levels(ctx, &mask, &info, level), ESA_OK);
+            esa_attention_params ap = esa_attention_params_default();
+            ap.tail = ESA_TAIL_LEVELS;
+            ap.causal = where == 1;
+            ap.kv_len = kv_len;
+            assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, mask, &ap), ESA_OK);
+            tensor_to_double(got, &to);
+            for (int n = 0; n < N; n++)
+                for (int d = 0; d < D; d++) {
+                    /* A query block may compute the whole last key block, so its rows may see v. */
+                    if (where == 1 && n >= (N - 1) / 128 * 128) continue;
+                    if (isnan(got[n * D + d]) != (where == 2))
+                        fail_msg("level %d, case %d: row %d, column %d is %g", level_of[i], where,
+                                 n, d, got[n * D + d]);
+                }
+            esa_mask_free(mask);
+            esa_ctx_free(ctx);
+        }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CASES(test_sizes),
-        CASES(test_many_fine_blocks),
-        CASES(test_causal_lengths_and_batches),
-        CASES(test_own_orders),
+    static const struct CMUnitTest tests[] = {
+        CASES(cases),
         cmocka_unit_test(test_without_fine_blocks),
+        cmocka_unit_test(test_pooled_tiles),
         cmocka_unit_test(test_other_tails_skip_fine_blocks),
         cmocka_unit_test(test_all_exact_is_dense),
         cmocka_unit_test(test_means_of_one_token),
-        cmocka_unit_test(test_same_bits_for_any_threads),
         cmocka_unit_test(test_equal_orders_are_one_order),
         cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite_tiles),
     };
-    return cmocka_run_group_tests(tests, find_levels, NULL);
+    return RUN(tests);
 }

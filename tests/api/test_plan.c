@@ -1,43 +1,19 @@
 /* test_plan.c - the plan tier: same bits as one call, no allocation while executing; memory failing
  * at every point.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
+#include "common/tests.h"
 #include "esa/esa.h"
+#include "common/counting.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"
 
 /* 2 x 10 x 10 video tokens and 10 of text */
 enum { B = 2, H = 3, N = 210, D = 32, T = 2, GH = 10, GW = 10 };
-
-/* An allocator that counts and fails at the n-th allocation (0: never). */
-typedef struct counting {
-    int64_t live, calls, fail_at;
-} counting;
-
-static void *counting_alloc(void *user, uint64_t bytes)
-{
-    counting *c = user;
-    if (++c->calls == c->fail_at) return NULL;
-    c->live++;
-    return aligned_alloc(64, (size_t)bytes);
-}
-
-static void counting_dealloc(void *user, void *ptr, uint64_t bytes)
-{
-    counting *c = user;
-    (void)bytes;
-    c->live--;
-    free(ptr);
-}
 
 typedef struct data {
     float *q, *k, *v, *o;
@@ -84,11 +60,7 @@ static esa_select_params select_params(int32_t selector)
 
 static esa_shapes shapes(void)
 {
-    esa_shapes s = esa_shapes_default();
-    s.B = B;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, B, H, N, D);
     return s;
 }
 
@@ -99,11 +71,8 @@ static void test_plan_equals_one_call(void **state)
     const int32_t kv_len[B] = { N, N - 7 };
     for (int32_t selector = ESA_SELECT_FULL; selector <= ESA_SELECT_RANDOM; selector++)
         for (int32_t tail = 0; tail < 3; tail++) {
-            counting count = { 0, 0, 0 };
-            esa_ctx_params cp = esa_ctx_params_default();
-            cp.alloc = counting_alloc;
-            cp.dealloc = counting_dealloc;
-            cp.alloc_user = &count;
+            counting count = { .left = -1 };
+            const esa_ctx_params cp = counting_params(&count, 0);
             esa_ctx *ctx;
             assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
             esa_select_params sp = select_params(selector);
@@ -125,13 +94,13 @@ static void test_plan_equals_one_call(void **state)
             assert_int_equal(esa_mask_create(plan, &planned), ESA_OK);
             /* exactly the announced bytes, nothing around them touched */
             guarded ws = guard_alloc(bytes, 0);
-            const int64_t calls = count.calls;
+            const int64_t calls = count.total;
             assert_int_equal(esa_plan_select(plan, planned, &d.tq, &d.tk, ws.data), ESA_OK);
             assert_int_equal(
                 esa_plan_attention(plan, planned, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws.data),
                 ESA_OK);
             assert_true(guard_check(&ws));
-            assert_int_equal(count.calls, calls); /* executing allocates nothing */
+            assert_int_equal(count.total, calls); /* executing allocates nothing */
             assert_memory_equal(first, d.o, (size_t)(B * H * N * D) * 4);
             esa_mask_info a, b;
             a.struct_size = b.struct_size = sizeof a;
@@ -172,11 +141,7 @@ static void test_plan_equals_one_call(void **state)
  * usable. */
 static esa_status whole_story(counting *count, data *d)
 {
-    esa_ctx_params cp = esa_ctx_params_default();
-    cp.threads = 2;
-    cp.alloc = counting_alloc;
-    cp.dealloc = counting_dealloc;
-    cp.alloc_user = count;
+    const esa_ctx_params cp = counting_params(count, 2);
     esa_ctx *ctx;
     esa_mask *mask = NULL, *planned = NULL, *again = NULL;
     esa_plan *plan = NULL;
@@ -226,14 +191,14 @@ static void test_every_allocation_may_fail(void **state)
 {
     (void)state;
     data d = make_data();
-    counting count = { 0, 0, 0 };
+    counting count = { .left = -1 };
     assert_int_equal(whole_story(&count, &d), ESA_OK);
     assert_int_equal(count.live, 0);
-    const int64_t total = count.calls;
+    const int64_t total = count.total;
     printf("%lld allocations\n", (long long)total);
     assert_true(total >= 8);
     for (int64_t n = 1; n <= total; n++) {
-        counting failing = { 0, 0, n };
+        counting failing = { .left = n - 1 };
         assert_int_equal(whole_story(&failing, &d), ESA_ERR_MEMORY);
         assert_int_equal(failing.live, 0);
     }
@@ -283,12 +248,10 @@ static void test_workspace_is_bounded(void **state)
     for (size_t i = 0; i < sizeof model_shapes / sizeof *model_shapes; i++)
         for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_RANDOM; selector++) {
             const named_shape *one = &model_shapes[i];
-            esa_shapes s = esa_shapes_default();
-            s.B = 1;
-            s.Hq = s.Hkv = one->H;
-            s.Nq = s.Nk = (int64_t)one->grid[0] * one->grid[1] * one->grid[2] + one->front +
-                          one->back;
-            s.D = one->D;
+            esa_shapes s = shapes_of(ESA_DTYPE_F32, 1, one->H,
+                                     (int64_t)one->grid[0] * one->grid[1] * one->grid[2] +
+                                         one->front + one->back,
+                                     one->D);
             esa_select_params sp = esa_select_params_default(selector);
             esa_attention_params ap = esa_attention_params_default();
             ap.tail = ESA_TAIL_POOLED;

@@ -1,52 +1,24 @@
 /* test_plan_order.c - plans with the error selector, levels and an adaptive order: the same bits as
  * one call, no allocation while executing, memory failing at every point, bad input.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ESA_EXPERIMENTAL
+#include "common/tests.h"
 #include "esa/esa.h"
+#include "common/counting.h"
 #include "common/naive.h"
 #include "common/on_gpu.h"
 
 /* 3 x 8 x 9 video tokens and 11 of text; 7 query blocks of 32, 15 key blocks of 16. */
 enum { B = 2, H = 4, HKV = 2, N = 227, D = 40, NQ = 8, NK = 15, OUT = B * H * N * D * 4 };
 
-/* An allocator that counts and fails at the n-th allocation (0: never). */
-typedef struct counting {
-    int64_t live, calls, fail_at;
-} counting;
-
-static void *counting_alloc(void *user, uint64_t bytes)
-{
-    counting *c = user;
-    if (++c->calls == c->fail_at) return NULL;
-    c->live++;
-    return aligned_alloc(64, (size_t)bytes);
-}
-
-static void counting_dealloc(void *user, void *ptr, uint64_t bytes)
-{
-    counting *c = user;
-    (void)bytes;
-    c->live--;
-    free(ptr);
-}
-
 static esa_ctx *counting_ctx(counting *count)
 {
-    esa_ctx_params cp = esa_ctx_params_default();
-    cp.threads = 2;
-    cp.alloc = counting_alloc;
-    cp.dealloc = counting_dealloc;
-    cp.alloc_user = count;
+    const esa_ctx_params cp = counting_params(count, 2);
     esa_ctx *ctx = NULL;
     return esa_ctx_create(&ctx, &cp) ? NULL : ctx;
 }
@@ -135,7 +107,7 @@ static void test_plan_equals_one_call(void **state)
     float *first = malloc(OUT);
     for (int i = 0; i < 6; i++) {
         const int32_t tail = tails[i % 3], adaptive = i < 3;
-        counting count = { 0, 0, 0 };
+        counting count = { .left = -1 };
         esa_ctx *ctx = counting_ctx(&count);
         esa_select_params sp = select_params(tail,
                                              adaptive ? ESA_ORDER_ADAPTIVE : ESA_ORDER_HILBERT);
@@ -155,13 +127,13 @@ static void test_plan_equals_one_call(void **state)
         assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
         expect_ok(ctx, esa_mask_create(plan, &planned));
         guarded ws = guard_alloc(bytes, 0);
-        const int64_t calls = count.calls;
+        const int64_t calls = count.total;
         if (adaptive) expect_ok(ctx, esa_plan_order(plan, planned, &d->q, &d->k, ws.data));
         expect_ok(ctx, esa_plan_select_qkv(plan, planned, &d->q, &d->k, &d->v, ws.data));
         expect_ok(ctx,
                   esa_plan_attention(plan, planned, &d->q, &d->k, &d->v, &d->o, NULL, ws.data));
         assert_true(guard_check(&ws));
-        assert_int_equal(count.calls, calls); /* executing allocates nothing */
+        assert_int_equal(count.total, calls); /* executing allocates nothing */
         assert_memory_equal(first, d->o.data, OUT);
         expect_same_masks(mask, planned, adaptive);
         if (!on_gpu()) /* there the views of this call would have to be the GPU's */
@@ -234,16 +206,16 @@ static void test_every_allocation_may_fail(void **state)
 {
     (void)state;
     data *d = make_data();
-    counting count = { 0, 0, 0 };
+    counting count = { .left = -1 };
     assert_int_equal(whole_story(&count, d), ESA_OK);
     assert_int_equal(count.live, 0);
-    printf("%lld allocations\n", (long long)count.calls);
-    assert_true(count.calls >= 8);
+    printf("%lld allocations\n", (long long)count.total);
+    assert_true(count.total >= 8);
     /* What follows a failure does not depend on the processor: emulated, some of them have to do.
      */
     const int64_t step = getenv("ESA_TEST_EMULATED") ? 7 : 1;
-    for (int64_t n = 1; n <= count.calls; n += step) {
-        counting failing = { 0, 0, n };
+    for (int64_t n = 1; n <= count.total; n += step) {
+        counting failing = { .left = n - 1 };
         assert_int_equal(whole_story(&failing, d), ESA_ERR_MEMORY);
         assert_int_equal(failing.live, 0);
     }
@@ -262,7 +234,7 @@ static void test_wrong_states(void **state)
 {
     (void)state;
     data *d = make_data();
-    counting count = { 0, 0, 0 };
+    counting count = { .left = -1 };
     esa_ctx *ctx = counting_ctx(&count);
     const esa_select_params adaptive = select_params(ESA_TAIL_LEVELS, ESA_ORDER_ADAPTIVE),
                             hilbert = select_params(ESA_TAIL_LEVELS, ESA_ORDER_HILBERT),
@@ -332,7 +304,7 @@ static void test_params(void **state)
 {
     (void)state;
     data *d = make_data();
-    counting count = { 0, 0, 0 };
+    counting count = { .left = -1 };
     esa_ctx *ctx = counting_ctx(&count);
     esa_mask *mask;
 #define EXPECT_SELECT(change, status, word)                                                        \

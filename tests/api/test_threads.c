@@ -1,16 +1,12 @@
 /* test_threads.c - one mask shared by several contexts in several threads, and two threads on one
  * context.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "common/naive.h"
 #include "esa/esa.h"
 

@@ -1,13 +1,9 @@
 /* test_f8.c - E4M3 (base/half.h) against its definition, and the bell curve of base/rng.h.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "common/tests.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"

@@ -2,17 +2,13 @@
  * once, a worker number belongs to one thread at a time, and threads that are kept busy do not keep
  * others from the rest.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/tests.h"
 #include "base/pool.h"
 
 enum { MAX_ITEMS = 2000, MAX_THREADS = 128 };

@@ -2,51 +2,28 @@
  * threads that the system refuses; environment variables of a program with raised rights.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setgroups, secure_getenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <grp.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "common/tests.h"
 #include "base/pool.h"
-#include "common/naive.h"
+#include "common/child.h"
 #include "ctx/ctx.h"
 #include "esa/esa.h"
 #include "esa/esa_session.h"
 
 enum { H = 2, N = 256, D = 32, SIZE = H * N * D };
 
-/* The thread sanitizer refuses new threads in a child of a process with threads, and has a thread
- * of its own. */
-#if defined(__SANITIZE_THREAD__)
-enum { CHILD_THREADS = 1, OWN_THREADS = 1 };
-#else
-enum { CHILD_THREADS = 2, OWN_THREADS = 0 };
-#endif
-
 static float q[SIZE], k[SIZE], v[SIZE], o[SIZE], again[SIZE];
-static esa_tensor tq, tk, tv, to;
 
 static int fill(void **state)
 {
     (void)state;
-    tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D);
-    tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
-    tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D);
-    to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
-    tensor_fill(&tq, 1, 1.5);
-    tensor_fill(&tk, 2, 1.5);
-    tensor_fill(&tv, 3, 1.0);
-    return 0;
+    return fill_call(ESA_DTYPE_F32, H, N, D, q, k, v, o);
 }
 
 static esa_ctx *make(int32_t threads)
@@ -56,23 +33,6 @@ static esa_ctx *make(int32_t threads)
     p.threads = threads;
     assert_int_equal(esa_ctx_create(&ctx, &p), ESA_OK);
     return ctx;
-}
-
-/* Runs work in a child. It must return 0 within a minute; its number names the check that failed.
- */
-static void in_child(int (*work)(void *arg), void *arg)
-{
-    int status;
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (!child) {
-        alarm(60);
-        _exit(work(arg));
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFSIGNALED(status)) fail_msg("the child died of signal %d", WTERMSIG(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 /* ---------------------------------------------------------------- a ctx of the parent */
@@ -138,11 +98,7 @@ static void after_fork(void **state)
 {
     (void)state;
     parents p = { .ctx = make(2) };
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_F32, 1, H, N, D);
     esa_session_params session = esa_session_params_default();
     session.layers = session.steps = session.branches = 1;
     esa_select_params select = esa_select_params_default(ESA_SELECT_ENTROPY);

@@ -5,6 +5,7 @@ GPU).
 
 Every failure must be one message on stderr, an exit status, and nothing left on disk."""
 import ctypes
+import fnmatch
 import json
 import os
 import platform
@@ -615,6 +616,20 @@ class Bench(Base):
                    "--selector", "entropy,error")
         self.assertEqual([(row["tail"], row["order"], row["exact_rows"]) for row in
                           kit.load(self.path("b.json"))["rows"]], [("none", None, 0), ("levels", "adaptive", 0)])
+
+    def test_cases(self):
+        """--case takes the calls of tests/cases/attention.def by name, and each name is one call."""
+        names = self.works("bench", "attention", "--case", "list").split()
+        self.assertEqual(len(names), len(set(names)))
+        wanted = "levels/lengths/f16*,carry/tiles/one_d/d64/*,attention/sizes/1x1/f32/dense"
+        rows = self.works("bench", "attention", "--case", wanted, "--rounds", 1).splitlines()[1:]
+        self.assertEqual(sorted(row.split()[0] for row in rows), sorted(
+            name for name in names if any(fnmatch.fnmatch(name, glob) for glob in wanted.split(","))))
+        self.assertEqual(len(rows), 7)
+        for row in rows:
+            self.assertGreater(float(row.split()[3]), 0)
+        self.fails("bench", "attention", "--case", "no/such", status=2, says=["no/such", "--case list"])
+        self.fails("bench", "attention", "--case", "eight/*", "--tail=none", status=2, says=["--tail=none", "--rounds"])
 
     def test_json(self):
         out = self.works("bench", "attention", "--selector", "random", "--shape", "1,2,512,32", "--density", "1,0.5",

@@ -1,6 +1,7 @@
 /* attention_case.c - see attention_case.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv */
+#include "common/tests.h"
 #include "common/attention_prepare.h"
 #include "base/half.h"
 #include "ctx/ctx.h"
@@ -10,11 +11,6 @@
 #include "cpu/cpu.h"
 #include "rules/carry.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,27 +93,10 @@ static void first_mismatch(const double *got, const expected *e, const attention
                got[first * c->D + column], e->out[first * c->D + column]);
 }
 
-static int wrong_cases; /* of the running test */
-
-int no_wrong_case(void **state)
+/* Begins the line that says how a run went. */
+static void verdict(int right, int32_t level)
 {
-    (void)state;
-    const int wrong = wrong_cases;
-    if (wrong) printf("%d wrong\n", wrong);
-    wrong_cases = 0;
-    return wrong ? -1 : 0;
-}
-
-static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
-{
-    printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
-           "causal %d tail %d fine %d (%g) order %d broadcast %d exact rows %d bsnd %d pad %d "
-           "misalign %d kv_len %d carry %d format %d shared %d precision %d level %d: ",
-           verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq,
-           (long long)c->Nk, (long long)c->D, c->dtype, p->naive.block_q, p->naive.block_k,
-           c->density, c->causal, c->tail, c->fine, c->refined, c->order, c->broadcast,
-           c->exact_rows, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1,
-           c->carry, c->carry_format, c->carry_shared, c->precision, level);
+    printf("    level %d %s: ", level, right ? "right" : "WRONG");
 }
 
 /* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an
@@ -230,7 +209,7 @@ static double made_error(const prepared *p, const attention_case *c, const expec
 }
 
 /* A call that makes d. It gets an LSE to write, and must not. */
-static void check_making(const attention_case *c, const expected *e, int32_t level, int32_t threads)
+static int check_making(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
     prepared p;
     case_prepare(&p, c, level, threads);
@@ -244,29 +223,28 @@ static void check_making(const attention_case *c, const expected *e, int32_t lev
     const int bits = !status && made_right(&p, c, level, threads), whole = guards_whole(&p),
               right = !status && untouched && whole && bits && error <= 1.0;
     if (!right || getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, right ? "ok" : "WRONG");
+        verdict(right, level);
         printf("%serror %.3g of the bound, bits %s, o and lse %s, guards %s\n",
                status ? esa_ctx_error(p.ctx) : "", error, bits ? "right" : "wrong",
                untouched ? "as before" : "changed", whole ? "whole" : "broken");
     }
-    wrong_cases += !right;
     free(before);
     case_release(&p);
+    return !right;
 }
 
 /* with_lse: 0 asks for the output alone, for which GPUs may have other kernels. */
-static void check_run(const attention_case *c, const expected *e, int32_t level, int32_t threads,
-                      int with_lse)
+static int check_run(const attention_case *c, const expected *e, int32_t level, int32_t threads,
+                     int with_lse)
 {
     prepared p;
     case_prepare(&p, c, level, threads);
     const esa_status status = case_run(&p, c, with_lse ? &p.t[4] : NULL);
     if (status) {
-        describe(c, &p, level, "WRONG");
+        verdict(0, level);
         printf("%s: %s\n", esa_status_name(status), esa_ctx_error(p.ctx));
-        wrong_cases++;
         case_release(&p);
-        return;
+        return 1;
     }
     assert_true(guards_whole(&p));
     double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8), lse_top;
@@ -281,29 +259,24 @@ static void check_run(const attention_case *c, const expected *e, int32_t level,
                                       : 0.0;
     const int right = error <= bound && lse_error <= lse_bound;
     if (!right || getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, right ? "ok" : "WRONG");
+        verdict(right, level);
         printf("error %.3g bound %.3g, lse %.3g bound %.3g\n", error, bound, lse_error, lse_bound);
     }
-    if (!right) {
-        first_mismatch(got, e, c, bound);
-        wrong_cases++;
-    }
+    if (!right) first_mismatch(got, e, c, bound);
     free(got);
     free(got_lse);
     case_release(&p);
+    return !right;
 }
 
-static void check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
+static int check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
-    if (c->carry == CASE_MAKE) {
-        check_making(c, e, level, threads);
-        return;
-    }
-    check_run(c, e, level, threads, 1);
-    if (on_gpu() && !on_stand_in()) check_run(c, e, level, threads, 0);
+    if (c->carry == CASE_MAKE) return check_making(c, e, level, threads);
+    const int wrong = check_run(c, e, level, threads, 1);
+    return wrong + (on_gpu() && !on_stand_in() ? check_run(c, e, level, threads, 0) : 0);
 }
 
-void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads)
+int check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads)
 {
     expected e;
     e.rows = c->B * c->Hq * c->Nq;
@@ -317,10 +290,12 @@ void check_attention(const attention_case *c, const int32_t *level, int levels, 
     naive_attention(e.out, e.lse, &p.naive);
     naive_attention_same(e.same, &p.naive);
     case_release(&p);
-    for (int i = 0; i < levels; i++) check_level(c, &e, level[i], threads);
+    int wrong = 0;
+    for (int i = 0; i < levels; i++) wrong += check_level(c, &e, level[i], threads);
     free(e.out);
     free(e.same);
     free(e.lse);
+    return wrong;
 }
 
 double attention_error(const attention_case *c, int32_t level, int32_t threads, double *lse)
@@ -345,8 +320,8 @@ double attention_error(const attention_case *c, int32_t level, int32_t threads, 
     }
     *lse = lse_difference(&e, got, got_lse, c->D, &top);
     if (getenv("ESA_TEST_VERBOSE")) {
-        describe(c, &p, level, "");
-        printf("relative error %.4f, lse %.4f\n", all > 0.0 ? sqrt(wrong / all) : 0.0, *lse);
+        printf("    level %d: relative error %.4f, lse %.4f\n", level,
+               all > 0.0 ? sqrt(wrong / all) : 0.0, *lse);
     }
     case_release(&p);
     free(got);
@@ -371,4 +346,59 @@ void *attention_bits(const attention_case *c, int32_t level, int32_t threads, in
         }
     case_release(&p);
     return copy;
+}
+
+/* Compares the run with bits of another one: the first `bytes` bytes. 1 if they differ, after a
+ * line that says so. */
+static int differs(const attention_case *c, int32_t threads, int32_t level, const char *bits,
+                   int64_t bytes, const char *what)
+{
+    int64_t all;
+    char *again = attention_bits(c, level, threads, &all);
+    const int wrong = all < bytes || memcmp(bits, again, (size_t)bytes) != 0;
+    free(again);
+    if (wrong) {
+        verdict(0, level);
+        printf("other bits with %d threads than %s\n", threads, what);
+    }
+    return wrong;
+}
+
+int check_bits(const attention_case *c, const int32_t *level, int levels)
+{
+    attention_case between = *c, zero = *c;
+    if (c->density >= 0.0)
+        between.tail = c->tail == ESA_TAIL_CENTROID ? ESA_TAIL_POOLED : ESA_TAIL_CENTROID;
+    zero.carry_shared = 2;
+    int wrong = 0;
+    for (int i = 0; i < levels; i++) {
+        int64_t bytes, other;
+        char *one = attention_bits(c, level[i], 1, &bytes);
+        for (int32_t threads = 2; threads <= 5; threads += 3) {
+            if (on_gpu()) free(attention_bits(&between, level[i], 1, &other));
+            wrong += differs(c, threads, level[i], one, bytes, "with one");
+        }
+        free(one);
+        if (c->carry != CASE_ADD) continue;
+        attention_case plain = *c;
+        plain.carry = 0;
+        one = attention_bits(&plain, level[i], 1, &bytes);
+        wrong += differs(&zero, 1, level[i], one, bytes, "without the carry, which is 0");
+        free(one);
+    }
+    return wrong;
+}
+
+void expect_same_bits(const attention_case *a, const attention_case *b, const int32_t *level,
+                      int levels)
+{
+    for (int i = 0; i < levels; i++) {
+        int64_t bytes, other;
+        char *one = attention_bits(a, level[i], 1, &bytes);
+        char *two = attention_bits(b, level[i], 2, &other);
+        assert_int_equal(bytes, other);
+        assert_memory_equal(one, two, (size_t)bytes);
+        free(one);
+        free(two);
+    }
 }

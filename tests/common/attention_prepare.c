@@ -1,15 +1,11 @@
 /* attention_prepare.c - see attention_prepare.h.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "common/tests.h"
 #include "common/attention_prepare.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/on_gpu.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,14 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * ESA_TEST_TIMES=1 prints the times at the sizes of Wan and of UMT5 too. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "common/case_run.h"
 #include "common/naive.h"
 #include "gpu_engine.h"
 #include "gpu_fenced.h"
@@ -233,23 +229,12 @@ static void too_wide(void **state)
     setup_free(&s);
 }
 
-/* The shapes of Wan's cross-attention, of UMT5 and of the VAE's middle block. */
 static const struct {
     const char *name;
     biased_case c;
 } truth[] = {
-    { "1.3B 480p, 21 keys", { 32760, 21, 12, 128, KEY, 0, 0, 997 } },
-    { "1.3B 480p, 512 keys", { 32760, 512, 12, 128, KEY, 0, 0, 4993 } },
-    { "1.3B 720p, 21 keys", { 75600, 21, 12, 128, KEY, 0, 0, 1999 } },
-    { "1.3B 720p, 21 keys, norm", { 75600, 21, 12, 128, KEY | NORM, 0, 0, 1999 } },
-    { "14B 480p, 21 keys", { 32760, 21, 40, 128, KEY, 0, 0, 1999 } },
-    { "14B 480p, 150 keys", { 32760, 150, 40, 128, KEY, 0, 0, 4993 } },
-    { "14B 720p, 21 keys", { 75600, 21, 40, 128, KEY, 0, 0, 4993 } },
-    { "14B 720p, 21 keys, norm", { 75600, 21, 40, 128, KEY | NORM, 0, 0, 4993 } },
-    { "14B 720p, 512 keys", { 75600, 512, 40, 128, KEY, 0, 0, 19997 } },
-    { "UMT5, 512 tokens", { 512, 512, 64, 64, DISTANCE, 0, 0, 31 } },
-    { "VAE 480p, middle block", { 6240, 6240, 1, 384, 0, 0, 0, 499 } },
-    { "VAE 720p, middle block", { 14400, 14400, 1, 384, 0, 0, 0, 1999 } },
+#define BIASED_CASE(name, ...) { name, { __VA_ARGS__ } },
+#include "cases/engine.def"
 };
 
 static esa_status run(esa_ctx *c, const void *args) { return be->biased->attention(c, args); }
@@ -260,6 +245,8 @@ static void true_shapes(void **state)
     if (on_stand_in() || getenv("ESA_TEST_SMALL")) return; /* too slow there */
     for (size_t i = 0; i < sizeof truth / sizeof *truth; i++) {
         const biased_case *c = &truth[i].c;
+        if (!case_begin(truth[i].name, 1)) continue;
+        rng = (esa_rng){ test_seed() + i };
         setup s = setup_of(c);
         must(ctx, be->biased->attention(ctx, &s.args));
         compare(&s, c, truth[i].name);
@@ -271,7 +258,9 @@ static void true_shapes(void **state)
                    1e-9 * flop / ms, 1e-9 * bytes / ms);
         }
         setup_free(&s);
+        case_end(0);
     }
+    cases_done("biased/");
 }
 
 /* The same inputs give the same bits. */
@@ -292,9 +281,9 @@ static void same_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes),    cmocka_unit_test(no_keys),     cmocka_unit_test(too_wide),
-        cmocka_unit_test(same_bits), cmocka_unit_test(true_shapes),
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),    cmocka_unit_test(no_keys), cmocka_unit_test(too_wide),
+        cmocka_unit_test(same_bits), CASES(true_shapes),
     };
-    return cmocka_run_group_tests(tests, engine_begin, engine_end);
+    return RUN_CASES(tests, engine_begin, engine_end);
 }

@@ -61,13 +61,8 @@ static esa_select_params params(int32_t selector)
 
 static esa_shapes shapes(void)
 {
-    esa_shapes s = esa_shapes_default();
-    s.dtype = ESA_DTYPE_BF16;
+    esa_shapes s = shapes_of(ESA_DTYPE_BF16, B, H, N, D);
     s.device = ESA_DEVICE_CUDA;
-    s.B = B;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
     return s;
 }
 

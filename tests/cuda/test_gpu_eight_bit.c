@@ -27,37 +27,19 @@
  *
  * The plan says which kernel runs. Where it has no 8 bits, the case must be as good as 16 bits.
  * ESA_CUDA=sm80 and ESA_CUDA=sm89 test these kernels on a GPU that has better ones. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "common/tests.h"
 #include "base/half.h"
-#include "common/attention_case.h"
-#include "common/naive.h"
-#include "common/on_gpu.h"
+#include "common/attention_loop.h"
 
 #define SAMPLED   8192
-#define APART     (c.Nk >= SAMPLED ? 0.048 : 0.03)
-#define APART_F16 (c.Nk >= SAMPLED ? 0.008 : 0.003)
+#define APART     (c->Nk >= SAMPLED ? 0.048 : 0.03)
+#define APART_F16 (c->Nk >= SAMPLED ? 0.008 : 0.003)
 
 /* What a call runs in: 16 bits, or 8 bits with P and v in E4M3 or f16. STEPS: E4M3, 64 keys at a
  * time. */
 enum { SIXTEEN, E4M3, STEPS, F16, KINDS };
 static const char *const kind_name[] = { "16 bits", "8 bits", "8 bits by 64", "8 bits f16" };
-static int cases, wrong, runs[KINDS];
-
-static int start(void **state)
-{
-    (void)state;
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    return 0;
-}
+static int runs[KINDS];
 
 /* A mask in which query block 0 keeps key block 0, and has key block 1 on the fine level if there
  * is one; of 256 x 256 tokens, on the GPU of ctx. */
@@ -67,15 +49,8 @@ static esa_mask *one_block(esa_ctx *ctx, const attention_case *c)
     memset(level, 2, sizeof level);
     level[0] = 0;
     if (c->fine) level[1] = 1;
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = c->block_q,
-                           .block_k = c->block_k,
-                           .B = 1,
-                           .H = 1,
-                           .Nq = 256,
-                           .Nk = 256,
-                           .fine = c->fine };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(c->block_q, c->block_k, 1, 256, 256);
+    info.fine = c->fine;
     esa_mask *host, *mask;
     if (esa_mask_from_levels(ctx, &host, &info, level)) fail_msg("%s", esa_ctx_error(ctx));
     assert_int_equal(esa_mask_to_device(ctx, &mask, host, ESA_DEVICE_CUDA), ESA_OK);
@@ -170,19 +145,6 @@ static void names(void **state)
         for (int i = 0; i < 3; i++) assert_int_equal(kind_of(&other[i]), SIXTEEN);
 }
 
-static int finish(void **state)
-{
-    (void)state;
-    const int failed = wrong;
-    for (int kind = SIXTEEN; kind < KINDS; kind++) {
-        if (runs[kind]) printf("%d cases in %s\n", runs[kind], kind_name[kind]);
-        runs[kind] = 0;
-    }
-    if (wrong) printf("%d of %d wrong\n", wrong, cases);
-    cases = wrong = 0;
-    return failed ? -1 : 0;
-}
-
 /* Outputs and LSE of a case in double; the caller frees. */
 static double *outputs(const attention_case *c, int32_t level, double **lse)
 {
@@ -234,238 +196,45 @@ static int known_kind(const attention_case *c)
     return *answer - 1;
 }
 
-/* Prints a wrong case and goes on; the teardown makes the test fail. */
-static void check(attention_case c)
+static int check(const attention_case *c)
 {
-    static int number;
-    if (getenv("ESA_TEST_SMALL") && number++ % 7) return;
-    c.precision = 8;
-    if (!c.block_q) c.block_q = c.block_k = 128;
-    const int kind = known_kind(&c);
+    const int kind = known_kind(c);
     const int32_t reference = kind == F16 ? CPU_SM80 : kind == STEPS ? CPU_SM89 : ESA_CPU_BEST;
-    double *lse[2], *const cpu = outputs(&c, reference, &lse[0]),
-                           *const gpu = outputs(&c, GPU_BEST, &lse[1]);
-    const int64_t rows = c.B * c.Hq * c.Nq;
-    const double between = apart(gpu, cpu, rows * c.D),
+    double *lse[2], *const cpu = outputs(c, reference, &lse[0]),
+                           *const gpu = outputs(c, GPU_BEST, &lse[1]);
+    const int64_t rows = c->B * c->Hq * c->Nq;
+    const double between = apart(gpu, cpu, rows * c->D),
                  between_lse = lse_apart(lse[1], lse[0], rows);
     double unused;
     on_gpu_set(0);
-    const double of_cpu = attention_error(&c, reference, 2, &unused);
+    const double of_cpu = attention_error(c, reference, 2, &unused);
     on_gpu_set(1);
-    const double of_gpu = attention_error(&c, GPU_BEST, 2, &unused);
+    const double of_gpu = attention_error(c, GPU_BEST, 2, &unused);
     on_gpu_set(-1);
     /* Few outputs leave more to chance: 4 / sqrt(n). The output itself has 8 or 11 bits. */
-    const double chance = 4.0 / sqrt((double)(rows * c.D));
+    const double chance = 4.0 / sqrt((double)(rows * c->D));
     const int right = kind == SIXTEEN
                           ? of_gpu <= 0x1p-7
                           : between <= (kind == F16 ? APART_F16 : APART) && between_lse <= 0.03 &&
                                 of_gpu <= of_cpu * (1.05 + chance) + 0x1p-8;
     runs[kind]++;
-    cases++;
-    wrong += !right;
     if (!right || getenv("ESA_TEST_VERBOSE"))
-        printf(
-            "%s %s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
-            "tail %d fine %d order %d kv_len %d: apart %.4f, lse %.4f; errors %.4f (GPU) and "
-            "%.4f (CPU)\n",
-            right ? "ok" : "WRONG", kind_name[kind], (long long)c.B, (long long)c.Hq,
-            (long long)c.Hkv, (long long)c.Nq, (long long)c.Nk, (long long)c.D, c.dtype, c.block_q,
-            c.block_k, c.density, c.tail, c.fine, c.order, c.kv_len ? (int)c.kv_len[0] : -1,
-            between, between_lse, of_gpu, of_cpu);
+        printf("    %s, %s: apart %.4f, lse %.4f; errors %.4f (GPU) and %.4f (CPU)\n",
+               right ? "right" : "WRONG", kind_name[kind], between, between_lse, of_gpu, of_cpu);
     free(cpu);
     free(gpu);
     free(lse[0]);
     free(lse[1]);
+    return !right;
 }
 
-static void both_dims(attention_case c)
-{
-    for (c.D = 64; c.D <= 128; c.D += 64) check(c);
-}
-
-/* Lengths around the edges of tiles, dense and with a mask, both short types. */
-static void lengths(void **state)
-{
-    static const int64_t size[][2] = { { 1, 1 },     { 1, 129 },  { 127, 127 }, { 128, 128 },
-                                       { 129, 255 }, { 257, 64 }, { 383, 385 }, { 513, 1030 } };
-    (void)state;
-    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
-        for (int dense = 0; dense < 2; dense++)
-            both_dims((attention_case){ .B = 1,
-                                        .Hq = 2,
-                                        .Hkv = 2,
-                                        .Nq = size[i][0],
-                                        .Nk = size[i][1],
-                                        .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
-                                        .block_q = 128,
-                                        .block_k = 128,
-                                        .density = dense ? -1.0 : 0.6 });
-}
-
-/* Masks from empty to full, each tail, 128 and 256 rows per query block. */
-static void tails(void **state)
-{
-    static const double density[] = { 0.0, 0.15, 0.6, 1.0 };
-    (void)state;
-    for (int32_t block_q = 128; block_q <= 256; block_q += 128)
-        for (size_t i = 0; i < 4; i++)
-            for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++)
-                both_dims((attention_case){ .B = 1,
-                                            .Hq = 2,
-                                            .Hkv = 1,
-                                            .Nq = 390,
-                                            .Nk = 900,
-                                            .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
-                                            .block_q = block_q,
-                                            .block_k = 128,
-                                            .density = density[i],
-                                            .tail = tail,
-                                            .fine = tail == ESA_TAIL_LEVELS ? 8 : 0,
-                                            .refined = 0.5,
-                                            .offset = i % 2 ? 2.0 : 0.0 });
-}
-
-/* Blocks of 64 queries, 64 keys, or both, where two key blocks share a run of the rounding kernel:
- * each tail, lengths that end in the first or in the second of the two, views whose rows are padded
- * or not aligned. */
-static void small_blocks(void **state)
-{
-    static const int32_t block[][2] = { { 64, 64 }, { 64, 128 }, { 128, 64 }, { 256, 64 } };
-    static const int64_t size[][2] = { { 64, 65 },   { 65, 127 },  { 190, 129 },
-                                       { 300, 191 }, { 257, 640 }, { 130, 961 } };
-    static const int32_t kv_len[][2] = { { 63, 64 }, { 65, 1 }, { 0, 127 } };
-    (void)state;
-    for (int b = 0; b < 4; b++)
-        for (int i = 0; i < 6; i++)
-            for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {
-                if (tail == ESA_TAIL_CENTROID) continue;
-                const int cut = (i + tail) % 4;
-                both_dims((attention_case){ .B = 2,
-                                            .Hq = 4,
-                                            .Hkv = 2,
-                                            .Nq = size[i][0],
-                                            .Nk = size[i][1],
-                                            .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
-                                            .block_q = block[b][0],
-                                            .block_k = block[b][1],
-                                            .density = i % 3 ? 0.4 : 0.8,
-                                            .tail = tail,
-                                            .fine = tail == ESA_TAIL_LEVELS ? 2 << i % 4 : 0,
-                                            .refined = 0.5,
-                                            .bsnd = i % 3,
-                                            .pad = i % 3 == 1 ? 3 : 0,
-                                            .misalign = i % 3 == 2 ? 2 : 0,
-                                            .kv_len = cut < 3 ? kv_len[cut] : NULL });
-            }
-}
-
-/* More than 128 blocks: several stages of block means and of fine means, 2 to 16 per block. */
-static void long_tails(void **state)
+/* Where the machine is slow every seventh case has to do. */
+static void cases(void **state)
 {
     (void)state;
-    for (int32_t fine = 0; fine <= 16; fine = fine ? fine * 2 : 2)
-        check((attention_case){ .B = 1,
-                                .Hq = 1,
-                                .Hkv = 1,
-                                .Nq = 150,
-                                .Nk = 128 * 140 - 37,
-                                .D = 128,
-                                .dtype = ESA_DTYPE_BF16,
-                                .block_q = 128,
-                                .block_k = 128,
-                                .density = 0.1,
-                                .tail = fine ? ESA_TAIL_LEVELS : ESA_TAIL_POOLED,
-                                .fine = fine,
-                                .refined = 0.4 });
-}
-
-static void orders_and_text(void **state)
-{
-    static const int32_t order[] = { ESA_ORDER_TILE, ESA_ORDER_TILE3D, ESA_ORDER_HILBERT,
-                                     ESA_ORDER_ADAPTIVE };
-    (void)state;
-    for (int i = 0; i < 4; i++)
-        for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++)
-            both_dims((attention_case){ .B = 2,
-                                        .Hq = 4,
-                                        .Hkv = 2,
-                                        .Nq = 5 * 9 * 11 + 10 + 23,
-                                        .Nk = 5 * 9 * 11 + 10 + 23,
-                                        .dtype = ESA_DTYPE_BF16,
-                                        .block_q = 128,
-                                        .block_k = 128,
-                                        .density = 0.5,
-                                        .tail = tail,
-                                        .order = order[i],
-                                        .grid = { 5, 9, 11 },
-                                        .text_front = 10,
-                                        .text_back = 23,
-                                        .bsnd = i % 2,
-                                        .broadcast = i == 2 });
-}
-
-static void batches_and_lengths(void **state)
-{
-    static const int32_t kv_len[] = { 300, 0, 129, 1 };
-    (void)state;
-    for (int32_t bsnd = 0; bsnd < 2; bsnd++)
-        for (int kind = 0; kind < 4; kind++)
-            both_dims((attention_case){ .B = 4,
-                                        .Hq = 6,
-                                        .Hkv = 2,
-                                        .Nq = 150,
-                                        .Nk = 300,
-                                        .dtype = ESA_DTYPE_BF16,
-                                        .block_q = 128,
-                                        .block_k = 128,
-                                        .bsnd = bsnd,
-                                        .density = kind ? 0.6 : -1.0,
-                                        .tail = kind == 2   ? ESA_TAIL_POOLED
-                                                : kind == 3 ? ESA_TAIL_LEVELS
-                                                            : ESA_TAIL_NONE,
-                                        .fine = kind == 3 ? 4 : 0,
-                                        .refined = 0.5,
-                                        .kv_len = kv_len });
-}
-
-/* Exact rows run beside the others, in 16 bits, and correct them. */
-static void exact_rows(void **state)
-{
-    (void)state;
-    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++)
-        both_dims((attention_case){ .B = 2,
-                                    .Hq = 2,
-                                    .Hkv = 1,
-                                    .Nq = 390,
-                                    .Nk = 700,
-                                    .dtype = ESA_DTYPE_BF16,
-                                    .block_q = 128,
-                                    .block_k = 128,
-                                    .density = 0.4,
-                                    .tail = tail,
-                                    .fine = tail == ESA_TAIL_LEVELS ? 8 : 0,
-                                    .refined = 0.5,
-                                    .exact_rows = 2 });
-}
-
-/* Centres far from 0 and channels of unequal size. */
-static void centres_and_outliers(void **state)
-{
-    (void)state;
-    for (int kind = 0; kind < 4; kind++)
-        both_dims((attention_case){ .B = 1,
-                                    .Hq = 2,
-                                    .Hkv = 2,
-                                    .Nq = 400,
-                                    .Nk = 700,
-                                    .dtype = ESA_DTYPE_F16,
-                                    .block_q = 128,
-                                    .block_k = 128,
-                                    .density = kind % 2 ? 0.5 : -1.0,
-                                    .tail = kind % 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
-                                    .range = 0.7,
-                                    .offset = kind < 2 ? 6.0 : 0.0,
-                                    .outliers = kind < 2 ? 0 : 16 });
+    run_cases("eight/tiles/", 0, few(7), check);
+    for (int kind = SIXTEEN; kind < KINDS; kind++)
+        if (runs[kind]) printf("%d cases in %s\n", runs[kind], kind_name[kind]);
 }
 
 /* A longer call does not have larger errors. Chance moves them by 5 %; with E4M3, sums in one
@@ -489,7 +258,7 @@ static void no_growth_at(int64_t D)
                                    .density = -1.0,
                                    .precision = 8 };
         const int kind = known_kind(&c);
-        if (kind == SIXTEEN) return; /* test_gpu_attention has those */
+        if (kind == SIXTEEN) return; /* test_attention has those */
         const double cut = kind == F16 ? (double)(n / 16) * 0x1p-24 : 0.0;
         double lse;
         on_gpu_set(1);
@@ -509,48 +278,12 @@ static void no_growth(void **state)
     no_growth_at(64);
 }
 
-/* The same call twice gives the same bits. */
-static void same_bits(void **state)
-{
-    (void)state;
-    attention_case c = { .B = 1,
-                         .Hq = 8,
-                         .Hkv = 8,
-                         .Nq = 1500,
-                         .Nk = 1500,
-                         .dtype = ESA_DTYPE_BF16,
-                         .block_q = 128,
-                         .block_k = 128,
-                         .tail = ESA_TAIL_POOLED,
-                         .precision = 8 };
-    for (int i = 0; i < 4; i++) {
-        c.density = i % 2 ? -1.0 : 0.3;
-        c.D = i / 2 ? 64 : 128;
-        int64_t bytes;
-        on_gpu_set(1);
-        void *one = attention_bits(&c, GPU_BEST, 1, &bytes),
-             *two = attention_bits(&c, GPU_BEST, 1, &bytes);
-        on_gpu_set(-1);
-        assert_memory_equal(one, two, (size_t)bytes);
-        free(one);
-        free(two);
-    }
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    static const struct CMUnitTest tests[] = {
+        CASES(cases),
         cmocka_unit_test(names),
-        cmocka_unit_test_teardown(lengths, finish),
-        cmocka_unit_test_teardown(tails, finish),
-        cmocka_unit_test_teardown(small_blocks, finish),
-        cmocka_unit_test_teardown(long_tails, finish),
-        cmocka_unit_test_teardown(orders_and_text, finish),
-        cmocka_unit_test_teardown(batches_and_lengths, finish),
-        cmocka_unit_test_teardown(exact_rows, finish),
-        cmocka_unit_test_teardown(centres_and_outliers, finish),
         cmocka_unit_test(no_growth),
-        cmocka_unit_test(same_bits),
     };
-    return cmocka_run_group_tests(tests, start, NULL);
+    return RUN(tests);
 }

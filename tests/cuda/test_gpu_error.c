@@ -6,6 +6,7 @@
  * through esa_select. Workspaces have exactly the announced bytes, and guard bytes behind them. */
 #include "select/error_case.h"
 #include "backend/plugin.h"
+#include "common/case_run.h"
 #include "common/on_gpu.h"
 
 enum { GUARD = 1024 };
@@ -254,37 +255,25 @@ static void small_problems(void **state)
     for (int d = 0; d < 3; d++) check_tally(&t[d], dtype_name[d], dtype_off[d]);
 }
 
-/* The sizes of the kernel with tensor cores, every shape of tile, several tiles of rows. */
+static const struct {
+    const char *name;
+    int64_t Hq, Hkv, Nq, Nk, D;
+    int32_t block_q, block_k, group_q, group_k, tail, fine, kv_len;
+} table[] = {
+#define ERROR_CASE(...) { __VA_ARGS__ },
+#include "cases/selection.def"
+};
+
 static void tile_sizes(void **state)
 {
-    static const struct {
-        int64_t Hq, Hkv, Nq, Nk, D;
-        int32_t block_q, block_k, group_q, group_k, tail, fine, kv_len;
-    } table[] = {
-        { 2, 2, 1000, 1500, 128, 256, 128, 16, 4, ESA_TAIL_LEVELS, 4, 0 },
-        { 2, 1, 1300, 1030, 128, 256, 128, 16, 4, ESA_TAIL_LEVELS, 8, 1021 },
-        { 1, 1, 700, 900, 128, 128, 128, 16, 4, ESA_TAIL_LEVELS, 16, 771 },
-        { 3, 1, 800, 700, 128, 128, 128, 8, 4, ESA_TAIL_POOLED, 0, 690 },
-        { 2, 2, 900, 650, 64, 64, 64, 8, 4, ESA_TAIL_LEVELS, 4, 0 },
-        { 2, 1, 640, 770, 64, 64, 64, 8, 8, ESA_TAIL_LEVELS, 2, 767 },
-        { 2, 1, 520, 650, 72, 256, 128, 8, 8, ESA_TAIL_NONE, 0, 0 },
-        { 1, 1, 777, 901, 40, 128, 64, 16, 2, ESA_TAIL_LEVELS, 16, 899 },
-        { 4, 2, 410, 513, 64, 128, 128, 16, 16, ESA_TAIL_LEVELS, 4, 500 },
-        { 1, 1, 300, 600, 128, 256, 256, 16, 8, ESA_TAIL_LEVELS, 8, 0 },
-        { 1, 1, 300, 400, 200, 128, 128, 16, 4, ESA_TAIL_LEVELS, 4, 398 },
-        { 2, 1, 260, 390, 128, 256, 128, 4, 2, ESA_TAIL_POOLED, 0, 0 },
-        /* the finest groups that tensor cores take, and finer ones, as in recordings */
-        { 2, 1, 330, 390, 64, 64, 64, 2, 2, ESA_TAIL_LEVELS, 8, 387 },
-        { 2, 2, 270, 330, 64, 64, 64, 2, 1, ESA_TAIL_LEVELS, 8, 329 },
-        { 1, 1, 200, 270, 128, 64, 64, 1, 1, ESA_TAIL_LEVELS, 8, 0 },
-    };
-    esa_rng r = { kit_seed("tile_sizes") };
+    const uint64_t seed = kit_seed("tile_sizes");
     tally t[3] = { { 0.0, 0.0, 0 } };
     (void)state;
     for (int32_t dtype = 0; dtype < 3; dtype++)
-        for (size_t i = 0; i < sizeof table / sizeof table[0];
-             i += getenv("ESA_TEST_SMALL") ? 3 : 1) {
+        for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
             error_case c;
+            if (!case_begin(table[i].name, few(3))) continue;
+            esa_rng r = { seed + 8 * (uint64_t)i + (uint64_t)dtype };
             memset(&c, 0, sizeof c);
             esa_select_params *p = &c.args.params;
             *p = esa_select_params_default(ESA_SELECT_ENTROPY);
@@ -317,8 +306,10 @@ static void tile_sizes(void **state)
                       (int32_t)(i / 3 % 2));
             run_case(&c, &t[dtype]);
             case_free(&c);
+            case_end(0);
         }
     for (int d = 0; d < 3; d++) check_tally(&t[d], dtype_name[d], dtype_off[d]);
+    cases_done("error/tiles/");
 }
 
 /* Budgets from nothing to everything on one problem, with many equal scores in one head. */
@@ -396,11 +387,11 @@ static void odd_numbers_stay_in_their_head(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    static const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_problems),
-        cmocka_unit_test(tile_sizes),
+        CASES(tile_sizes),
         cmocka_unit_test(budgets_and_ties),
         cmocka_unit_test(odd_numbers_stay_in_their_head),
     };
-    return cmocka_run_group_tests(tests, open_ctx, close_ctx);
+    return RUN_CASES(tests, open_ctx, close_ctx);
 }

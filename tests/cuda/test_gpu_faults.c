@@ -83,12 +83,8 @@ static esa_status plain_story(const fixture *f, int *silent)
     const esa_select_params sp = selection();
     esa_attention_params exact = esa_attention_params_default();
     exact.exact_rows = 4;
-    esa_shapes s = esa_shapes_default();
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, B, H, N, D);
     s.device = ESA_DEVICE_CUDA;
-    s.B = B;
-    s.Hq = s.Hkv = H;
-    s.Nq = s.Nk = N;
-    s.D = D;
     esa_mask *mask = NULL, *cpu = NULL, *back = NULL, *planned = NULL;
     esa_plan *plan = NULL;
     float importance[CELLS], number = 7;

@@ -1,16 +1,12 @@
 /* test_gpu_latents.c - patches, guidance, steps of the scheduler and their figures: the same bits
  * as plain C gives.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "backend/backend.h"
 #include "base/half.h"
 #include "base/rng.h"

@@ -6,9 +6,7 @@
  * nodes below differ. Neither order is the better one: where clusters are cut, some heads gain and
  * some lose. What an order gains is the spread inside blocks that it removes from the start order.
  * Of the CPU's gain the GPU must reach 99 % over all heads and 90 % in each.
- *
- * With ESA_ORDER_TIME=1 the program prints milliseconds per call for the shapes of bench/shapes.def
- * instead. */
+ */
 #include "backend/backend.h"
 #include "cuda/gpu_kit.h"
 #include "select/order_kit.h"
@@ -167,48 +165,35 @@ static void check(const order_case *c, uint64_t seed, int64_t shift)
     order_free(&w);
 }
 
+static void check_cases(int from, int to, const char *what, int64_t shift)
+{
+    const uint64_t seed = kit_seed(what);
+    for (int c = from; c < to; c++) {
+        if (!case_begin(order_cases[c].name, 1)) continue;
+        check(&order_cases[c].c, seed + (uint64_t)c, shift);
+        case_end(0);
+    }
+    cases_done(what);
+}
+
 static void test_cases(void **state)
 {
-    const uint64_t seed = kit_seed("adaptive order on the GPU");
     (void)state;
-    for (int c = 0; c < ORDER_CASES; c++) check(&order_cases[c], seed + (uint64_t)c, 0);
+    check_cases(0, ORDER_CASES, "adaptive order on the GPU", 0);
 }
 
 /* Rows that cannot be read in 16-byte pieces. */
 static void test_unaligned(void **state)
 {
-    const uint64_t seed = kit_seed("adaptive order on the GPU, unaligned");
     (void)state;
-    for (int c = 2; c < 7; c++) check(&order_cases[c], seed + (uint64_t)c, 1);
+    check_cases(2, 7, "adaptive order on the GPU, unaligned", 1);
 }
 
-/* Long enough for every size of thread block, which depends on the tokens of the largest node. */
 static void test_long(void **state)
 {
-    static const order_case cases[] = {
-        { 1,
-          1,
-          1,
-          10000,
-          10000,
-          128,
-          128,
-          128,
-          ESA_DTYPE_BF16,
-          1,
-          { 4, 50, 50 },
-          { 4, 50, 50 },
-          0,
-          0,
-          0,
-          0,
-          40 },
-        { 1, 2, 1, 4511, 5000, 64, 64, 256, ESA_DTYPE_F16, 0, { 0 }, { 0 }, 100, 11, 0, 0, 0 },
-    };
-    const uint64_t seed = kit_seed("adaptive order on the GPU, long");
     (void)state;
-    for (int c = getenv("ESA_TEST_SMALL") != NULL; c < 2; c++)
-        check(&cases[c], seed + (uint64_t)c, 0);
+    check_cases(ORDER_CASES + (getenv("ESA_TEST_SMALL") != NULL), ORDER_CASES + 2,
+                "adaptive order on the GPU, long", 0);
 }
 
 /* NaN, infinities and huge values give some permutation; equal tokens keep their order. */
@@ -243,90 +228,13 @@ static void test_odd_values(void **state)
     }
 }
 
-/* ---- times ---- */
-
-typedef struct shape {
-    const char *name;
-    int32_t H, D, t, h, w, front, back;
-} shape;
-
-static const shape shapes[] = {
-#define SHAPE(...) { __VA_ARGS__ },
-#include "shapes.def"
-#undef SHAPE
-};
-
-static double time_of(const shape *s)
-{
-    enum { ROUNDS = 10 };
-    const int32_t N = s->front + s->t * s->h * s->w + s->back;
-    const order_case c = { 1,
-                           s->H,
-                           s->H,
-                           N,
-                           N,
-                           s->D,
-                           128,
-                           128,
-                           ESA_DTYPE_BF16,
-                           1,
-                           { s->t, s->h, s->w },
-                           { s->t, s->h, s->w },
-                           s->front,
-                           s->back,
-                           0,
-                           0,
-                           0 };
-    order_world w;
-    esa_rng r = { 1 };
-    order_open(&w, &c);
-    uint16_t *q = w.q.data, *k = w.k.data;
-    for (int64_t i = 0; i < (int64_t)s->H * N * s->D; i++) { /* bf16 numbers of magnitude 1 to 2 */
-        const uint64_t bits = esa_rng_next(&r);
-        q[i] = (uint16_t)(0x3f80u | (bits & 0x807fu));
-        k[i] = (uint16_t)(0x3f80u | (bits >> 16 & 0x807fu));
-    }
-    moved m = move(&w, 0);
-    const int64_t bytes = gpu->order_workspace(ctx, &m.a), n = (int64_t)s->H * N * 4;
-    void *ws = on_device(NULL, bytes), *perm_q = on_device(NULL, n), *perm_k = on_device(NULL, n);
-    esa_mark from = { 0 }, to = { 0 };
-    double best = INFINITY;
-    for (int i = 0; i < ROUNDS; i++) {
-        double seconds;
-        must(ctx, gpu->mark_record(ctx, &from));
-        must(ctx, gpu->order(ctx, &m.a, perm_q, perm_k, ws));
-        must(ctx, gpu->mark_record(ctx, &to));
-        must(ctx, gpu->mark_elapsed(ctx, &seconds, &from, &to));
-        if (seconds < best) best = seconds;
-    }
-    printf("%-18s N %6d  H %2d  D %3d  %8.3f ms  workspace %.1f MB\n", s->name, (int)N, (int)s->H,
-           (int)s->D, best * 1e3, (double)bytes / 1e6);
-    gpu->mark_release(ctx, &from);
-    gpu->mark_release(ctx, &to);
-    gpu->release(ctx, ws, bytes);
-    gpu->release(ctx, perm_q, n);
-    gpu->release(ctx, perm_k, n);
-    drop(&m, &w);
-    order_free(&w);
-    return best;
-}
-
-static void print_times(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        assert_true(time_of(&shapes[i]) > 0.0);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_unaligned),
-        cmocka_unit_test(test_long),
+    static const struct CMUnitTest tests[] = {
+        CASES(test_cases),
+        CASES(test_unaligned),
+        CASES(test_long),
         cmocka_unit_test(test_odd_values),
     };
-    const struct CMUnitTest times[] = { cmocka_unit_test(print_times) };
-    if (getenv("ESA_ORDER_TIME")) return cmocka_run_group_tests(times, open_ctx, close_ctx);
-    return cmocka_run_group_tests(tests, open_ctx, close_ctx);
+    return RUN_CASES(tests, open_ctx, close_ctx);
 }

@@ -4,14 +4,10 @@
  *
  * ESA_TEST_TIMES=1 prints the times of the layers of Wan's decoder too, and what they sum to over a
  * decode of 81 frames. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "common/case_run.h"
 #include "common/naive.h"
 #include "gpu_engine.h"
 #include "gpu_fenced.h"
@@ -204,63 +200,39 @@ static void conv_check(const conv_case *c, int64_t every)
     conv_free(&s);
 }
 
-/* Every group of channels and tile, ragged tiles, odd widths, missing frames, residuals. */
-static void convolutions(void **state)
+static const struct {
+    const char *name;
+    conv_case c;
+} conv_cases[] = {
+#define PLANE_CASE(name, ...) { name, { __VA_ARGS__ } },
+#include "cases/engine.def"
+};
+
+/* The cases that are large, or those that are not. every: compares every n-th element. */
+static void check_convs(int large, int64_t every)
 {
-    static const conv_case cases[] = {
-        { 3, 3, 0, 96, 96, 5, 7, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 96, 96, 17, 18, 2, BF16, 0, 8, 0 },
-        { 1, 3, 0, 192, 100, 9, 17, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 384, 48, 3, 4, 0, BF16, 1, 0, 0 },
-        { 3, 3, 0, 96, 3, 9, 20, 0, F32, 1, 0, 0 },
-        { 3, 3, 0, 96, 3, 20, 35, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 16, 104, 6, 19, 0, BF16, 3, 0, 0 },
-        { 2, 3, 0, 48, 50, 20, 33, 0, BF16, 0, 0, 0 },
-        { 3, 3, 0, 24, 24, 9, 9, 2, BF16, 0, 0, 0 },
-        { 3, 3, 0, 24, 3, 9, 9, 0, F32, 0, 0, 0 },
-        { 3, 3, 0, 10, 7, 9, 9, 1, BF16, 0, 1, 0 },
-        { 3, 3, 0, 16, 8, 5, 5, 1, F32, 0, 0, 3 },
-        { 3, 3, 0, 20, 3, 9, 9, 0, F32, 7, 3, 0 },
-        { 1, 3, 1, 96, 48, 7, 17, 0, BF16, 0, 0, 0 },
-        { 1, 3, 1, 384, 192, 2, 3, 0, BF16, 0, 8, 0 },
-        { 1, 3, 1, 48, 24, 9, 5, 0, BF16, 0, 0, 0 },
-        { 1, 3, 1, 24, 10, 4, 5, 1, BF16, 0, 0, 0 },
-        { 3, 1, 0, 96, 96, 9, 17, 0, BF16, 0, 0, 0 },
-        { 3, 1, 0, 384, 384, 3, 5, 0, BF16, 1, 0, 0 },
-        { 1, 1, 0, 16, 16, 5, 6, 0, BF16, 0, 0, 0 },
-        { 1, 1, 0, 384, 1152, 4, 5, 0, BF16, 0, 0, 0 },
-        { 1, 1, 0, 96, 288, 17, 18, 2, BF16, 0, 0, 0 },
-        { 1, 1, 0, 5, 9, 3, 3, 0, F32, 0, 0, 1 },
-        { 1, 3, 0, 1, 1, 1, 1, 0, BF16, 0, 0, 0 },
-        { 3, 3, 0, 128, 128, 9, 17, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 64, 130, 10, 18, 2, BF16, 0, 8, 0 },
-        { 3, 3, 0, 128, 3, 17, 20, 0, F32, 1, 0, 0 },
-        { 3, 3, 1, 128, 128, 3, 9, 0, BF16, 0, 0, 0 },
-        { 3, 3, 1, 24, 10, 4, 5, 0, BF16, 0, 0, 0 },
-        { 1, 1, 0, 256, 64, 5, 17, 0, BF16, 0, 0, 0 },
-    };
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) conv_check(&cases[i], 1);
+    for (size_t i = 0; i < sizeof conv_cases / sizeof *conv_cases; i++) {
+        const char *name = conv_cases[i].name;
+        const int is_large = strncmp(name, "plane/large/", 12) == 0;
+        if (is_large != large || !case_begin(name, 1)) continue;
+        rng = (esa_rng){ test_seed() + i };
+        conv_check(&conv_cases[i].c, every);
+        case_end(0);
+    }
+    cases_done("plane/");
 }
 
-/* Planes large enough for tiles of every height on a GPU with many multiprocessors. */
+static void convolutions(void **state)
+{
+    (void)state;
+    check_convs(0, 1);
+}
+
 static void large_planes(void **state)
 {
-    static const conv_case cases[] = {
-        { 3, 3, 0, 96, 96, 240, 416, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 192, 192, 120, 208, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 384, 384, 60, 104, 2, BF16, 0, 0, 0 },
-        { 1, 3, 1, 192, 96, 120, 208, 0, BF16, 0, 0, 0 },
-        { 3, 1, 0, 384, 384, 120, 208, 0, BF16, 0, 0, 0 },
-        { 3, 3, 0, 96, 3, 240, 416, 0, F32, 0, 0, 0 },
-        { 3, 3, 0, 16, 384, 60, 104, 0, BF16, 0, 0, 0 },
-        { 3, 3, 0, 128, 128, 272, 480, 1, BF16, 0, 0, 0 },
-        { 3, 3, 0, 512, 512, 68, 120, 1, BF16, 0, 0, 0 },
-        { 3, 3, 1, 256, 256, 68, 120, 0, BF16, 0, 0, 0 },
-    };
     (void)state;
     if (on_stand_in() || getenv("ESA_TEST_SMALL")) return; /* too slow there */
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) conv_check(&cases[i], 23);
+    check_convs(1, 23);
 }
 
 static void refused_kernels(void **state)
@@ -546,11 +518,10 @@ static void times(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(convolutions),    cmocka_unit_test(large_planes),
-        cmocka_unit_test(refused_kernels), cmocka_unit_test(norms),
-        cmocka_unit_test(latents),         cmocka_unit_test(bytes),
-        cmocka_unit_test(zeros),           cmocka_unit_test(times),
+    static const struct CMUnitTest tests[] = {
+        CASES(convolutions),     CASES(large_planes),       cmocka_unit_test(refused_kernels),
+        cmocka_unit_test(norms), cmocka_unit_test(latents), cmocka_unit_test(bytes),
+        cmocka_unit_test(zeros), cmocka_unit_test(times),
     };
-    return cmocka_run_group_tests(tests, engine_begin, engine_end);
+    return RUN_CASES(tests, engine_begin, engine_end);
 }

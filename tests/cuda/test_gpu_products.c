@@ -4,16 +4,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * ESA_TEST_TIMES=1 also prints the speed of the layers of Wan. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/case_run.h"
 #include "backend/backend.h"
 #include "base/half.h"
 #include "base/rng.h"
@@ -379,32 +375,23 @@ static void one_row(void **state)
     }
 }
 
-/* The layers of Wan and of the text encoder with their true rows; slow machines get narrower ones.
- */
+static const struct {
+    const char *name;
+    int64_t rows, in, out;
+    int32_t y, act;
+} layer[] = {
+#define PRODUCT_CASE(...) { __VA_ARGS__ },
+#include "cases/engine.def"
+};
+
+/* Slow machines get narrower layers. */
 static void layers(void **state)
 {
-    static const struct {
-        int64_t rows, in, out;
-        int32_t y, act;
-    } layer[] = {
-        { 32760, 1536, 4608, BF16, ESA_ACT_NONE },
-        { 32760, 1536, 1536, BF16, ESA_ACT_NONE },
-        { 32760, 1536, 8960, BF16, ESA_ACT_GELU_TANH },
-        { 32760, 8960, 1536, BF16, ESA_ACT_NONE },
-        { 75600, 5120, 5120, BF16, ESA_ACT_NONE },
-        { 32760, 5120, 13824, BF16, ESA_ACT_NONE },
-        { 32760, 13824, 5120, BF16, ESA_ACT_NONE },
-        { 75600, 64, 1536, BF16, ESA_ACT_NONE },
-        { 75600, 1536, 64, F32, ESA_ACT_NONE },
-        { 512, 4096, 1536, BF16, ESA_ACT_GELU_TANH },
-        { 21, 4096, 5120, BF16, ESA_ACT_GELU_TANH },
-        { 21, 1536, 1536, BF16, ESA_ACT_NONE },
-        { 512, 4096, 10240, BF16, ESA_ACT_NONE },
-        { 512, 10240, 4096, F32, ESA_ACT_NONE },
-    };
     (void)state;
     const int small = is_small();
-    for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++)
+    for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++) {
+        if (!case_begin(layer[i].name, 1)) continue;
+        rng = (esa_rng){ test_seed() + i };
         for (int n = 0; n < 3; n++) {
             const int32_t type = n ? F8 : BF16;
             /* offsets beyond 32 bits are a matter of the GPU */
@@ -420,6 +407,9 @@ static void layers(void **state)
                                      .fast = n == 2 };
             check_some(&c);
         }
+        case_end(0);
+    }
+    cases_done("product/");
 }
 
 /* q, k and v as columns of one matrix. */
@@ -602,11 +592,17 @@ static void times(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(library), cmocka_unit_test(small_products), cmocka_unit_test(one_row),
-        cmocka_unit_test(sums),    cmocka_unit_test(no_sums),        cmocka_unit_test(columns),
-        cmocka_unit_test(layers),  cmocka_unit_test(same_bits),      cmocka_unit_test(no_rows),
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(library),
+        cmocka_unit_test(small_products),
+        cmocka_unit_test(one_row),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(no_sums),
+        cmocka_unit_test(columns),
+        CASES(layers),
+        cmocka_unit_test(same_bits),
+        cmocka_unit_test(no_rows),
         cmocka_unit_test(times),
     };
-    return cmocka_run_group_tests(tests, begin, end);
+    return RUN_CASES(tests, begin, end);
 }

@@ -7,16 +7,12 @@
  * and f16 has 10, so a code is within 2^-4 or 2^-11 of its number, or half of the smallest step,
  * 2^-10 or 2^-25. The number itself is computed in f32 with two or three roundings, so it is known
  * to SLIGHTLY of its size, and to SLIGHTLY of the centre, in units of the scale. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"

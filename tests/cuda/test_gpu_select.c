@@ -8,6 +8,7 @@
  * agree in every bit. Modes that round to 16 bits (compat-round) put scores on a coarse grid, where
  * one rounding moves a block: there the share of differences is bounded instead. */
 #include "select/scores.h"
+#include "common/case_run.h"
 #include "common/on_gpu.h"
 
 #define TIE 0x1p-12
@@ -284,31 +285,28 @@ static void small_problems(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* The sizes of real kernels: bf16, head dims 64 and 128, blocks of 128 and 256, orders, text,
- * several heads. */
+static const struct {
+    const char *name;
+    int64_t Hq, Hkv, D;
+    int32_t grid[3], front, back, order, block_q, block_k;
+    double budget;
+} table[] = {
+#define SELECT_CASE(...) { __VA_ARGS__ },
+#include "cases/selection.def"
+};
+
 static void tile_sizes(void **state)
 {
-    static const struct {
-        int64_t Hq, Hkv, D;
-        int32_t grid[3], front, back, order, block_q, block_k;
-        double budget;
-    } table[] = {
-        { 4, 4, 128, { 5, 16, 24 }, 0, 0, ESA_ORDER_RASTER, 256, 128, 0.2 },
-        { 4, 4, 128, { 5, 16, 24 }, 0, 0, ESA_ORDER_TILE, 128, 128, 0.3 },
-        { 4, 2, 64, { 3, 23, 29 }, 26, 0, ESA_ORDER_HILBERT, 128, 128, 0.25 },
-        { 3, 1, 128, { 7, 13, 17 }, 0, 77, ESA_ORDER_TILE3D, 128, 64, 0.1 },
-        { 2, 2, 64, { 4, 20, 20 }, 10, 10, ESA_ORDER_RASTER, 64, 64, 0.5 },
-    };
-    esa_rng r = { kit_seed("tile_sizes") };
-    int64_t wrong = 0;
+    const uint64_t seed = kit_seed("tile_sizes");
     (void)state;
     for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_ADA_BSA; selector++)
         for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++) {
             tally t = { 0, 0, 0, 0, 0 };
             char what[64];
-            for (size_t c = 0; c < sizeof table / sizeof table[0];
-                 c += getenv("ESA_TEST_SMALL") ? 2 : 1) {
+            for (size_t c = 0; c < sizeof table / sizeof table[0]; c++) {
                 world w;
+                if (!case_begin(table[c].name, few(2))) continue;
+                esa_rng r = { seed + 8 * (uint64_t)c + (uint64_t)dtype };
                 memset(&w, 0, sizeof w);
                 w.B = 1;
                 w.Hq = table[c].Hq;
@@ -337,17 +335,18 @@ static void tile_sizes(void **state)
                 w.order_q = malloc((size_t)w.Nq * 4);
                 w.order_k = malloc((size_t)w.Nk * 4);
                 world_order(&w, ctx);
-                snprintf(w.name, sizeof w.name, "selector %d dtype %d tile case %d", (int)selector,
-                         (int)dtype, (int)c);
+                snprintf(w.name, sizeof w.name, "selector %d dtype %d %s", (int)selector,
+                         (int)dtype, table[c].name);
+                const int64_t before = t.wrong;
                 compare_world(&w, &t);
                 world_free(&w);
+                case_end((int)(t.wrong - before));
             }
             snprintf(what, sizeof what, "selector %d %s", (int)selector,
                      dtype == ESA_DTYPE_F16 ? "f16" : "bf16");
             report(&t, what);
-            wrong += t.wrong;
         }
-    assert_int_equal(wrong, 0);
+    cases_done("select/tiles/");
 }
 
 /* Importance and entropies themselves. */
@@ -390,10 +389,10 @@ static void importance_agrees(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    static const struct CMUnitTest tests[] = {
         cmocka_unit_test(importance_agrees),
         cmocka_unit_test(small_problems),
-        cmocka_unit_test(tile_sizes),
+        CASES(tile_sizes),
     };
-    return cmocka_run_group_tests(tests, open_ctx, close_ctx);
+    return RUN_CASES(tests, open_ctx, close_ctx);
 }

@@ -5,17 +5,13 @@
  * test_gpu_eight_bit compares the kernel with the CPU in all its shapes, if ESA_CUDA=sm80 or the
  * GPU has no better one. This program asks for the sm80 kernels by itself. ESA_TEST_TIMES=1 also
  * prints the times of both kernels at true shapes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/tests.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/attention_case.h"
@@ -66,13 +62,8 @@ static shape open_shape(int64_t H, int64_t N, int64_t D, int32_t tail)
     s.q = random_tensor(&s, test_seed() + 1);
     s.k = random_tensor(&s, test_seed() + 2);
     s.v = random_tensor(&s, test_seed() + 3);
-    esa_shapes shapes = esa_shapes_default();
-    shapes.dtype = ESA_DTYPE_BF16;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_BF16, 1, H, N, D);
     shapes.device = ESA_DEVICE_CUDA;
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
     for (int bits = BITS16; bits <= BITS8; bits++) {
         esa_attention_params p = esa_attention_params_default();
         p.precision = bits == BITS8 ? 8 : 16;
@@ -105,14 +96,7 @@ static esa_mask *random_mask(const shape *s, double density)
     for (int64_t i = 0; i < s->H * n * n; i++)
         level[i] = (double)esa_rng_unit(&r) < density ? 0 : 2;
     for (int64_t i = 0; i < s->H * n; i++) level[i * n + i % n] = 0;
-    esa_mask_info info = { .struct_size = sizeof info,
-                           .block_q = 128,
-                           .block_k = 128,
-                           .B = 1,
-                           .H = s->H,
-                           .Nq = s->N,
-                           .Nk = s->N };
-    info.layout = esa_layout_default();
+    esa_mask_info info = mask_info_of(128, 128, s->H, s->N, s->N);
     esa_mask *host, *mask;
     must(s->ctx, esa_mask_from_levels(s->ctx, &host, &info, level));
     must(s->ctx, esa_mask_to_device(s->ctx, &mask, host, ESA_DEVICE_CUDA));

@@ -3,16 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * ESA_TEST_TIMES=1 also prints the rate of the copies. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "backend/backend.h"
 #include "base/half.h"
 #include "base/rng.h"

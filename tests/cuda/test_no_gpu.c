@@ -3,11 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv, readlink, dladdr */
 #define ESA_EXPERIMENTAL
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/tests.h"
 #include "common/naive.h"
 #include "esa/esa_session.h"
 

@@ -5,16 +5,13 @@
 #define ESA_TESTS_IO_SCRATCH_H
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "common/counting.h"
+#include "common/tests.h"
 #include "esa/esa.h"
 
 typedef struct scratch {
@@ -95,38 +92,10 @@ static inline int scratch_same(const char *a, const char *b)
     return same;
 }
 
-/* Counts what lives; with left >= 0 the allocation after `left` more fails, and only that one. */
-typedef struct counting {
-    int64_t live, total, left;
-} counting;
-
-static inline void *counting_alloc(void *user, uint64_t bytes)
-{
-    counting *c = user;
-    c->total++;
-    if (c->left >= 0 && c->left-- == 0) return NULL;
-    void *p = aligned_alloc(64, (size_t)bytes);
-    if (p) c->live++;
-    return p;
-}
-
-static inline void counting_free(void *user, void *ptr, uint64_t bytes)
-{
-    (void)bytes;
-    counting *c = user;
-    c->live -= ptr != NULL;
-    free(ptr);
-}
-
 static inline esa_ctx *counting_ctx(counting *c, int32_t threads)
 {
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = threads;
-    p.alloc = counting_alloc;
-    p.dealloc = counting_free;
-    p.alloc_user = c;
-    c->live = c->total = 0;
-    c->left = -1;
+    *c = (counting){ .left = -1 };
+    const esa_ctx_params p = counting_params(c, threads);
     esa_ctx *ctx = NULL;
     assert_int_equal(esa_ctx_create(&ctx, &p), ESA_OK);
     return ctx;

@@ -6,17 +6,13 @@
  * Then the test shows that the compiled kernel names the right tiles and addresses. Both need
  * AVX-512 BF16 for the vector part. */
 #define _GNU_SOURCE /* REG_RIP */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"

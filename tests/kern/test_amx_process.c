@@ -4,28 +4,20 @@
  *
  * All of it runs on every machine. What AMX adds is checked where the processor has it. */
 #define _GNU_SOURCE /* setenv, sigaltstack */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #endif
 
-#include "common/naive.h"
+#include "common/child.h"
 #include "cpu/amx.h"
 #include "cpu/cpu.h"
 #include "ctx/ctx.h"
@@ -33,16 +25,7 @@
 
 enum { H = 2, N = 300, D = 64, SIZE = H * N * D };
 
-/* The thread sanitizer refuses new threads in a child of a process with threads. It takes signals
- * itself and calls handlers later, on the stack of the thread. */
-#if defined(__SANITIZE_THREAD__)
-enum { THREADS = 1, LATER = 1 };
-#else
-enum { THREADS = 2, LATER = 0 };
-#endif
-
 static uint16_t q[SIZE], k[SIZE], v[SIZE], o[SIZE], want[SIZE];
-static esa_tensor tq, tk, tv, to;
 
 static esa_status attend(esa_ctx *ctx)
 {
@@ -54,7 +37,7 @@ static esa_ctx *make(int32_t level)
 {
     esa_ctx *ctx = NULL;
     esa_ctx_params p = esa_ctx_params_default();
-    p.threads = THREADS;
+    p.threads = CHILD_THREADS;
     p.cpu_level = level;
     return esa_ctx_create(&ctx, &p) ? NULL : ctx;
 }
@@ -62,31 +45,7 @@ static esa_ctx *make(int32_t level)
 static int fill(void **state)
 {
     (void)state;
-    tq = esa_tensor_bnsd(q, ESA_DTYPE_BF16, 1, H, N, D);
-    tk = esa_tensor_bnsd(k, ESA_DTYPE_BF16, 1, H, N, D);
-    tv = esa_tensor_bnsd(v, ESA_DTYPE_BF16, 1, H, N, D);
-    to = esa_tensor_bnsd(o, ESA_DTYPE_BF16, 1, H, N, D);
-    tensor_fill(&tq, 1, 1.5);
-    tensor_fill(&tk, 2, 1.5);
-    tensor_fill(&tv, 3, 1.0);
-    return 0;
-}
-
-/* Runs work in a child. It must return 0 within a minute; its number names the check that failed.
- */
-static void in_child(int (*work)(esa_ctx *ctx), esa_ctx *ctx)
-{
-    int status;
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (!child) {
-        alarm(60);
-        _exit(work(ctx));
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFSIGNALED(status)) fail_msg("the child died of signal %d", WTERMSIG(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
+    return fill_call(ESA_DTYPE_BF16, H, N, D, q, k, v, o);
 }
 
 /* ---------------------------------------------------------------- refused */
@@ -111,7 +70,7 @@ static int refuse(void)
 #endif
 }
 
-static int works_without(esa_ctx *none)
+static int works_without(void *none)
 {
     (void)none;
     if (refuse()) return 1;
@@ -178,14 +137,14 @@ static void signals_on_another_stack(void **state)
     assert_int_equal(setitimer(ITIMER_PROF, &never, NULL), 0);
     signal(SIGPROF, SIG_IGN);
     printf("%s: %d signals\n", esa_ctx_cpu(ctx), (int)signals);
-    assert_true(signals >= 10 && (LATER || elsewhere == 0));
+    assert_true(signals >= 10 && (LATE_SIGNALS || elsewhere == 0));
     esa_ctx_free(ctx);
     stack.ss_flags = SS_DISABLE;
     assert_int_equal(sigaltstack(&stack, NULL), 0);
     free(stack_base);
 }
 
-static int same_in_child(esa_ctx *parents)
+static int same_in_child(void *parents)
 {
     (void)parents;
     esa_ctx *ctx = make(ESA_CPU_BEST);

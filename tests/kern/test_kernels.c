@@ -3,16 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Sizes are awkward on purpose, outputs stand between guard bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/tests.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "cpu/cpu.h"

@@ -2,13 +2,10 @@
  * double.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "common/case_run.h"
 #include "nn/any_set.h"
 #include "nn/nn.h"
 
@@ -106,49 +103,54 @@ static float *run_case(const conv_case *t, int32_t threads, int32_t level, int32
     return y;
 }
 
-static const conv_case cases[] = {
-    { 3, 3, 3, 24, 24, 5, 16, 0, 3, 1 }, { 3, 3, 3, 16, 96, 4, 9, 0, 1, 0 },
-    { 3, 3, 3, 24, 3, 7, 19, 0, 2, 0 },  { 3, 3, 3, 3, 5, 1, 1, 0, 3, 1 },
-    { 3, 1, 1, 48, 96, 6, 5, 0, 3, 0 },  { 1, 1, 1, 16, 16, 3, 40, 0, 1, 0 },
-    { 1, 3, 3, 48, 24, 6, 7, 1, 1, 0 },  { 1, 3, 3, 3, 1, 1, 3, 1, 1, 0 },
-    { 1, 3, 3, 8, 64, 2, 150, 0, 1, 1 }, { 3, 3, 3, 80, 49, 3, 13, 0, 3, 0 },
-    { 3, 3, 3, 4, 8, 2, 2, 0, 0, 0 },    { 3, 3, 3, 200, 50, 7, 90, 0, 3, 1 },
+static const struct {
+    const char *name;
+    conv_case c;
+} cases[] = {
+#define CONV_CASE(name, ...) { name, { __VA_ARGS__ } },
+#include "cases/engine.def"
 };
 
 static void matches_definition(void **unused)
 {
     (void)unused;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (!case_begin(cases[i].name, 1)) continue;
         for (int32_t each = 0; each < 2 * ANY_SETS; each++) {
             const int32_t level = each / 2, bf16 = each % 2;
             float worst;
             int64_t n;
-            float *y = run_case(&cases[i], 2, level, bf16, &worst, &n);
+            float *y = run_case(&cases[i].c, 2, level, bf16, &worst, &n);
             if (!y) continue; /* not a level of this machine */
             /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each,
              * partly up, partly down: 4e-6 is seen. In bf16 pixels and weights are rounded to 2^-9
              * of themselves, which a sum of many partly evens out: 3e-3 is seen. */
             if (worst > (bf16 ? 1e-2f : 1e-5f))
-                fail_msg("case %zu, level %d, bf16 %d: off by %g", i, (int)level, (int)bf16,
-                         (double)worst);
+                fail_msg("level %d, bf16 %d: off by %g", (int)level, (int)bf16, (double)worst);
             free(y);
         }
+        case_end(0);
+    }
+    cases_done("conv/");
 }
 
 static void same_bits_for_any_threads(void **unused)
 {
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (!case_begin(cases[i].name, 1)) continue;
         float worst;
         int64_t n;
         for (int32_t bf16 = 0; bf16 < 2; bf16++) {
-            float *one = run_case(&cases[i], 1, 0, bf16, &worst, &n),
-                  *three = run_case(&cases[i], 3, 0, bf16, &worst, &n);
+            float *one = run_case(&cases[i].c, 1, 0, bf16, &worst, &n),
+                  *three = run_case(&cases[i].c, 3, 0, bf16, &worst, &n);
             if (one) assert_memory_equal(one, three, (size_t)(4 * n));
             free(one);
             free(three);
         }
+        case_end(0);
     }
+    cases_done("conv/");
 }
 
 static void pixel_norm(void **unused)
@@ -183,8 +185,8 @@ static void pixel_norm(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_definition),
-                                        cmocka_unit_test(same_bits_for_any_threads),
-                                        cmocka_unit_test(pixel_norm) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct CMUnitTest tests[] = { CASES(matches_definition),
+                                               CASES(same_bits_for_any_threads),
+                                               cmocka_unit_test(pixel_norm) };
+    return RUN_CASES(tests, NULL, NULL);
 }

@@ -5,14 +5,10 @@
 
 #define ESA_EXPERIMENTAL
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "common/tests.h"
 #include "base/half.h"
 #include "ctx/ctx.h"
 #include "base/rng.h"

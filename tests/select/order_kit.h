@@ -10,6 +10,7 @@
 #include "mask/mask.h"
 #include "rules/order.h"
 #include "select/kit.h"
+#include "common/case_run.h"
 
 typedef struct order_case {
     int64_t B, Hq, Hkv, Nq, Nk, D;
@@ -126,83 +127,15 @@ static inline void order_free(order_world *w)
     free(w->start_k);
 }
 
-/* Shapes of every kind: few tokens, ragged blocks, text, a protected frame, lengths, groups. */
-static const order_case order_cases[] = {
-    { 1, 1, 1, 3, 3, 8, 16, 16, ESA_DTYPE_F32, 0, { 0 }, { 0 }, 0, 0, 0, 0, 0 },
-    { 1, 1, 1, 9, 17, 1, 16, 16, ESA_DTYPE_F32, 0, { 0 }, { 0 }, 0, 0, 0, 0, 0 },
-    { 2,
-      2,
-      1,
-      300,
-      300,
-      40,
-      64,
-      32,
-      ESA_DTYPE_F32,
-      0,
-      { 3, 10, 10 },
-      { 3, 10, 10 },
-      0,
-      0,
-      0,
-      0,
-      0 },
-    { 1, 3, 3, 1000, 1000, 64, 64, 64, ESA_DTYPE_BF16, 1, { 0 }, { 0 }, 0, 0, 0, 0, 12 },
-    { 1,
-      4,
-      2,
-      771,
-      771,
-      72,
-      128,
-      64,
-      ESA_DTYPE_F16,
-      0,
-      { 5, 9, 15 },
-      { 5, 9, 15 },
-      90,
-      6,
-      1,
-      4,
-      0 },
-    { 2,
-      2,
-      2,
-      700,
-      1400,
-      128,
-      128,
-      128,
-      ESA_DTYPE_BF16,
-      0,
-      { 7, 10, 10 },
-      { 14, 10, 10 },
-      0,
-      0,
-      0,
-      0,
-      9 },
-    { 1, 2, 1, 2000, 1111, 33, 48, 256, ESA_DTYPE_F32, 1, { 0 }, { 0 }, 7, 21, 0, 5, 5 },
-    { 1,
-      1,
-      1,
-      640,
-      640,
-      256,
-      256,
-      16,
-      ESA_DTYPE_F32,
-      0,
-      { 4, 10, 16 },
-      { 4, 10, 16 },
-      0,
-      0,
-      1,
-      0,
-      0 },
-    { 1, 2, 2, 130, 129, 16, 128, 128, ESA_DTYPE_F16, 0, { 0 }, { 0 }, 1, 0, 0, 0, 3 },
+static const struct {
+    const char *name;
+    order_case c;
+} order_cases[] = {
+#define ORDER_CASE(name, ...) { name, { __VA_ARGS__ } },
+#include "cases/selection.def"
 };
-enum { ORDER_CASES = sizeof order_cases / sizeof order_cases[0] };
+/* The last two are long. */
+enum { ORDER_CASES = sizeof order_cases / sizeof order_cases[0] - 2 };
 
 /* ---- one head of a side ---- */
 

@@ -71,15 +71,8 @@ static void scores_predict_attention(void **state)
             for (int64_t j = 0; j < nk; j++) {
                 uint8_t level[nq * nk];
                 for (int64_t c = 0; c < nq * nk; c++) level[c] = c % nk != j ? 0 : l == 1 ? 1 : 2;
-                const esa_mask_info info = { .struct_size = sizeof info,
-                                             .block_q = BQ,
-                                             .block_k = BK,
-                                             .B = 1,
-                                             .H = 1,
-                                             .Nq = NQ,
-                                             .Nk = NK,
-                                             .fine = levels == 2 ? p.fine : 0,
-                                             .layout = esa_layout_default() };
+                esa_mask_info info = mask_info_of(BQ, BK, 1, NQ, NK);
+                info.fine = levels == 2 ? p.fine : 0;
                 esa_mask *mask = NULL;
                 const esa_status made = esa_mask_from_levels(ctx, &mask, &info, level);
                 if (made) fail_msg("esa_mask_from_levels: %s", esa_ctx_error(ctx));

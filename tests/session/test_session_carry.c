@@ -2,6 +2,7 @@
  * difference is dropped, its memory, its work, and what sessions refuse.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
+#include "common/tests.h"
 
 #include <math.h>
 #include "common/on_gpu.h"
@@ -568,11 +569,7 @@ static void test_work(void **state)
         /* An anchor costs mask, order and one dense call more than a later call; a shared one costs
          * that for two calls. Masks of two anchors differ by less than a block a row. */
         esa_work_costs costs = { .struct_size = sizeof costs };
-        esa_shapes shapes = esa_shapes_default();
-        shapes.B = m.B;
-        shapes.Hq = shapes.Hkv = m.H;
-        shapes.Nq = shapes.Nk = m.N;
-        shapes.D = m.D;
+        esa_shapes shapes = shapes_of(ESA_DTYPE_F32, m.B, m.H, m.N, m.D);
         ok(ctx, esa_session_costs(ctx, &costs, &p, &shapes));
         const double more = mini_stats(s, 0, 0).work - mini_stats(s, 0, 9).work,
                      expected = (1 + costs.select + costs.order) / (share ? 2 : 1);

@@ -1,11 +1,7 @@
 /* test_session_plans.c - the plans of a session's dense calls.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 
+#include "common/tests.h"
 #include "attn/attn.h"
 
 /* The dense plans of a session take no masks: their workspace has no room for any, and a mask is
@@ -15,12 +11,7 @@ static void test_dense_plan_takes_no_masks(void **state)
     (void)state;
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    esa_shapes s = esa_shapes_default();
-    s.dtype = ESA_DTYPE_F32;
-    s.B = 2;
-    s.Hq = s.Hkv = 3;
-    s.Nq = s.Nk = 210;
-    s.D = 32;
+    esa_shapes s = shapes_of(ESA_DTYPE_F32, 2, 3, 210, 32);
     const esa_select_params sp = esa_select_params_default(ESA_SELECT_RANDOM);
     esa_attention_params ap = esa_attention_params_default();
     ap.tail = ESA_TAIL_POOLED;

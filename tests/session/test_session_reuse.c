@@ -2,6 +2,7 @@
  * layer and step, and the work of a video.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
+#include "common/tests.h"
 
 #include <math.h>
 #include "common/on_gpu.h"
@@ -123,11 +124,7 @@ static void test_orders_between_masks(void **state)
     esa_session *s;
     esa_plan *plan;
     esa_mask *mask;
-    esa_shapes shapes = esa_shapes_default();
-    shapes.B = m.B;
-    shapes.Hq = shapes.Hkv = m.H;
-    shapes.Nq = shapes.Nk = m.N;
-    shapes.D = m.D;
+    esa_shapes shapes = shapes_of(ESA_DTYPE_F32, m.B, m.H, m.N, m.D);
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, esa_plan_create(ctx, &plan, &shapes, &p.select, &p.attention));
     ok(ctx, esa_mask_create(plan, &mask));

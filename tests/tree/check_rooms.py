@@ -41,7 +41,8 @@ ROOMS = [
     ("src/metric", "src/ctx src/io src/nn src/media"),
     ("src/model", "src/rules src/ctx src/mask src/io src/backend src/attn src/workplan src/maskfile src/session src/nn "
                   "src/media"),
-    ("cli/core", ""),
+    ("tests/cases", ""),
+    ("cli/core", "tests/cases"),
     ("cli/clip", "cli/core"),
     ("cli/experiment", "cli/core cli/clip"),
     ("cli/report", "cli/core cli/clip"),

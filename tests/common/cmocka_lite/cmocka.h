@@ -140,6 +140,7 @@ CMOCKA_LITE_UNUSED static int cmocka_lite_group(const char *group, const struct 
 #define cmocka_unit_test_setup_teardown(f, s, t)             { #f, f, s, t, NULL }
 #define cmocka_unit_test_prestate(f, p)                      { #f, f, NULL, NULL, p }
 #define cmocka_unit_test_prestate_setup_teardown(f, s, t, p) { #f, f, s, t, p }
+#define _cmocka_run_group_tests                              cmocka_lite_group
 #define cmocka_run_group_tests(tests, setup, teardown)                                             \
     cmocka_lite_group(#tests, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
 #define cmocka_run_group_tests_name(name, tests, setup, teardown)                                  \
