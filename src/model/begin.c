@@ -17,7 +17,7 @@ static const int32_t tiles[] = { 1024, 512, 256, 128, 64 };
  * that has its activations gives them back before. */
 static int32_t holds(esa_model *m, int64_t bytes, int64_t spare)
 {
-    const int64_t more = bytes - (m->dit ? m->family->dit.bytes(m->dit) : 0);
+    const int64_t more = bytes - (m->dit ? esa_dit_bytes(esa_pair_active(m->dit)) : 0);
     void *probe = NULL;
     if (bytes == INT64_MAX || bytes > spare) return 0;
     if (!m->nn.be->host_memory || more <= 0) return 1;
@@ -30,7 +30,7 @@ int64_t esa_model_host_spare(const esa_model *m)
 {
     const int64_t left = esa_host_available(m->host_root ? m->host_root : "");
     if (left == INT64_MAX) return left;
-    return left - left / 16 + (m->dit ? m->family->dit.bytes(m->dit) : 0);
+    return left - left / 16 + (m->dit ? esa_dit_bytes(esa_pair_active(m->dit)) : 0);
 }
 
 /* *spare = device memory that the decoder can have at most. An idle text encoder gives way. */
@@ -42,10 +42,10 @@ static esa_status find_spare(esa_model *m, int64_t *spare, int64_t scratch, int6
         if (m->env.limit) *spare = esa_min64(*spare, m->env.limit - m->env.limit / 16 - m->nn.held);
         return ESA_OK;
     }
-    ESA_TRY(esa_store_spare(m->family->dit.store(m->dit), spare, scratch));
+    ESA_TRY(esa_store_spare(esa_dit_store(esa_pair_active(m->dit)), spare, scratch));
     if (*spare >= need || !m->text) return ESA_OK;
     esa_model_drop_text(m);
-    return esa_store_spare(m->family->dit.store(m->dit), spare, scratch);
+    return esa_store_spare(esa_dit_store(esa_pair_active(m->dit)), spare, scratch);
 }
 
 esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_decoder_room *room,
@@ -54,7 +54,7 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_
     const int64_t more = room->more;
     const int32_t unit = m->facts.tile_unit, asked = *tile;
     const int32_t side = m->facts.info.factor[1] * (latent[1] > latent[2] ? latent[1] : latent[2]);
-    const int64_t whole = m->family->vae.bytes(m->vae, latent, asked);
+    const int64_t whole = esa_vae_bytes(m->vae, latent, asked);
     int64_t spare = room->host;
     *bytes = whole;
     if (!m->nn.be->host_memory)
@@ -62,7 +62,7 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_
     if (holds(m, whole, spare - more)) return ESA_OK;
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0] && !asked; i++) {
         if (tiles[i] >= side || tiles[i] % unit) continue;
-        *bytes = m->family->vae.bytes(m->vae, latent, tiles[i]);
+        *bytes = esa_vae_bytes(m->vae, latent, tiles[i]);
         if (!holds(m, *bytes, spare - more)) continue;
         *tile = tiles[i];
         m->ctx->error[0] = 0; /* no failure */
@@ -72,7 +72,7 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], const esa_
     }
     int32_t size[3];
     char left[48] = "";
-    m->family->vae.size(m->configs, latent, size);
+    esa_model_size(m, latent, size);
     if (spare != INT64_MAX)
         esa_text_format(left, sizeof left, ", %.2f GB are left",
                         1e-9 * (double)esa_max64(0, spare - more));
@@ -88,9 +88,9 @@ static void say_memory(const esa_model *m, const esa_run *r)
     const double gib = 1073741824.0;
     char line[256], tile[48] = "", carry[48] = "";
     esa_store_plan plan;
-    esa_store_get_plan(m->family->dit.store(m->dit), &plan);
+    esa_store_get_plan(esa_dit_store(esa_pair_active(m->dit)), &plan);
     const int64_t weights = plan.resident_bytes + plan.lane_bytes,
-                  activations = m->family->dit.bytes(m->dit),
+                  activations = esa_dit_bytes(esa_pair_active(m->dit)),
                   attention = esa_nn_reserved(&m->nn) + r->mask_bytes;
     if (r->carry_device)
         esa_text_format(carry, sizeof carry, "carry %.2f, ", (double)r->carry_device / gib);
@@ -130,7 +130,6 @@ void esa_run_say(const esa_model *m, const esa_run *r)
 esa_status esa_run_begin(esa_model *m, esa_run *r)
 {
     const int32_t host = m->nn.be->host_memory;
-    const esa_dit_ops *dit = &m->family->dit;
     const int64_t records = r->p.session.mode == ESA_SESSION_RECORD ? r->mask_bytes : 0;
     esa_dit_room room = { .beside = r->mask_bytes };
     if (!r->p.session.carry_alloc) room.beside += r->carry_least;
@@ -139,7 +138,7 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &room.scratch)); /* for products */
     room.scratch = esa_max64(room.scratch, r->scratch);
     for (int32_t b = 0; b < r->branches; b++)
-        room.text_rows += dit->text_rows(m->dit, &r->embeds.text[b]);
+        room.text_rows += esa_dit_text_rows(esa_pair_active(m->dit), &r->embeds.text[b]);
     r->tile = r->p.vae_tile;
     left.scratch = room.scratch;
     /* On a device the weights leave room for the decoder. In host memory it takes the place of the
@@ -150,11 +149,12 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     if (!host && r->p.decode)
         ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &r->decoder));
     room.after = r->decoder + records; /* a session that records lives as long as the call */
-    dit->set_room(m->dit, &room);
-    ESA_TRY(dit->begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
+    esa_pair_set_room(m->dit, &room);
+    ESA_TRY(esa_pair_begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
     ESA_TRY(esa_nn_reserve(&m->nn, r->scratch, NULL));
     if (r->p.decode && host)
         ESA_TRY(esa_model_find_tile(m, r->latent, &left, &r->tile, &r->decoder));
-    if (r->p.say) esa_store_describe(dit->store(m->dit), r->p.say, r->p.say_user);
+    if (r->p.say)
+        esa_store_describe(esa_dit_store(esa_pair_active(m->dit)), r->p.say, r->p.say_user);
     return ESA_OK;
 }

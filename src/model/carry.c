@@ -64,7 +64,7 @@ static esa_status on_host(esa_model *m, esa_run *r)
 {
     int64_t left = r->host_left;
     if (left == INT64_MAX) return ESA_OK;
-    left -= m->family->dit.bytes(m->dit) + r->scratch + r->mask_bytes;
+    left -= esa_dit_bytes(esa_pair_active(m->dit)) + r->scratch + r->mask_bytes;
     ESA_TRY(check_host(m, r, r->carry_bytes, left));
     if (r->carry_bytes > left && r->p.session.carry_room < 0)
         esa_session_limit_carry(m->session, esa_max64(0, left));
@@ -82,8 +82,8 @@ esa_status esa_run_carry(esa_model *m, esa_run *r)
     if (r->p.session.carry_alloc) return ESA_OK; /* the caller's memory, and the caller's plan */
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &left));
     scratch = esa_max64(scratch, left);
-    ESA_TRY(esa_store_left(m->family->dit.store(m->dit), &left, r->carry_bytes, r->mask_bytes,
-                           scratch));
+    ESA_TRY(esa_store_left(esa_dit_store(esa_pair_active(m->dit)), &left, r->carry_bytes,
+                           r->mask_bytes, scratch));
     left = esa_max64(r->carry_least, left); /* begin left so much free */
     if (asked >= 0) left = esa_min64(left, asked);
     esa_session_limit_carry(m->session, left);

@@ -5,9 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "model/dit/cog_dit.h"
-#include "model/t5_text.h"
-#include "model/vae/cog_vae.h"
 
 #define FPS 8.0 /* of both models */
 
@@ -51,6 +48,7 @@ static esa_status read_configs(esa_folder *f, void *configs)
     if (f->parts & ESA_PART_TEXT) {
         ESA_TRY(esa_folder_path(f, "text_encoder/config.json"));
         ESA_TRY(esa_config_t5(f->ctx, &c->text, f->path));
+        c->text.pads = 1;
     }
     return compare(f->ctx, c, f->parts);
 }
@@ -139,111 +137,6 @@ static double guidance_at(const esa_generate_params *p, int32_t step, double t)
     return 1 + p->guidance * ((1 - cos(pi * pow((n - t) / n, 5.0))) / 2);
 }
 
-/* ---------------------------------------------------------------- transformer */
-
-static const esa_cog_dit *as_dit(const esa_dit *dit) { return (const esa_cog_dit *)dit; }
-static esa_cog_dit *use_dit(esa_dit *dit) { return (esa_cog_dit *)dit; }
-
-static esa_status dit_check(const esa_part_env *env, const void *configs)
-{
-    return esa_cog_dit_check(env, &((const cog_configs *)configs)->dit);
-}
-static esa_status dit_open(const esa_part_env *env, esa_dit **dit, const void *configs)
-{
-    return esa_cog_dit_open(env, (esa_cog_dit **)dit, &((const cog_configs *)configs)->dit);
-}
-static void dit_free(esa_dit *dit) { esa_cog_dit_free(use_dit(dit)); }
-static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped)
-{
-    esa_cog_dit_memory(as_dit(dit), parameters, held, mapped);
-}
-static esa_store *dit_store(esa_dit *dit) { return esa_cog_dit_store(use_dit(dit)); }
-static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
-                             int32_t selector, int32_t mode)
-{
-    return esa_cog_dit_layout(as_dit(dit), latent, layout, selector, mode);
-}
-static void dit_set_room(esa_dit *dit, const esa_dit_room *room)
-{
-    esa_cog_dit_set_room(use_dit(dit), room);
-}
-static int64_t dit_text_rows(const esa_dit *dit, const esa_text *text)
-{
-    (void)dit;
-    return text->rows;
-}
-static esa_status dit_begin(esa_dit *dit, const int32_t latent[3], esa_layout *layout,
-                            int32_t selector, int32_t mode, int32_t branches)
-{
-    return esa_cog_dit_begin(use_dit(dit), latent, layout, selector, mode, branches);
-}
-static void dit_end(esa_dit *dit) { esa_cog_dit_end(use_dit(dit)); }
-static int64_t dit_bytes(const esa_dit *dit) { return esa_cog_dit_bytes(as_dit(dit)); }
-static esa_status dit_text(esa_dit *dit, int32_t branch, const esa_text *text)
-{
-    return esa_cog_dit_text(use_dit(dit), branch, text->data, text->rows);
-}
-static esa_status dit_forward(esa_dit *dit, const esa_dit_call *c)
-{
-    return esa_cog_dit_forward(use_dit(dit), c->session, c->branch, c->v, c->x, c->t);
-}
-
-/* ---------------------------------------------------------------- VAE */
-
-static esa_status vae_check(const esa_part_env *env, const void *configs)
-{
-    return esa_cog_vae_check(env, &((const cog_configs *)configs)->vae);
-}
-static esa_status vae_open(const esa_part_env *env, esa_vae **vae, const void *configs)
-{
-    return esa_cog_vae_open(env, (esa_cog_vae **)vae, &((const cog_configs *)configs)->vae);
-}
-static void vae_free(esa_vae *vae) { esa_cog_vae_free((esa_cog_vae *)vae); }
-static void vae_memory(const esa_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped)
-{
-    esa_cog_vae_memory((const esa_cog_vae *)vae, parameters, held, mapped);
-}
-static void vae_size(const void *configs, const int32_t latent[3], int32_t size[3])
-{
-    esa_cog_vae_size(&((const cog_configs *)configs)->vae, latent, size);
-}
-static esa_status vae_check_sizes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
-{
-    return esa_cog_vae_check_sizes((const esa_cog_vae *)vae, latent, tile);
-}
-static int64_t vae_bytes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
-{
-    return esa_cog_vae_bytes((const esa_cog_vae *)vae, latent, tile);
-}
-static esa_status vae_frames(esa_vae *vae, const float *latents, const int32_t latent[3],
-                             int32_t tile, uint8_t *rgb)
-{
-    return esa_cog_vae_frames((esa_cog_vae *)vae, latents, latent, tile, rgb);
-}
-
-/* ---------------------------------------------------------------- text */
-
-static esa_status text_check(const esa_part_env *env, const void *configs)
-{
-    return esa_t5_text_check(env, &((const cog_configs *)configs)->text);
-}
-static esa_status text_open(const esa_part_env *env, esa_text_part **part, const void *configs)
-{
-    return esa_t5_text_open(env, (esa_t5_text **)part, &((const cog_configs *)configs)->text,
-                            ESA_T5_PAD);
-}
-static void text_free(esa_text_part *part) { esa_t5_text_free((esa_t5_text *)part); }
-static void text_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,
-                        int64_t *mapped)
-{
-    esa_t5_text_memory((const esa_t5_text *)part, parameters, held, mapped);
-}
-static esa_status text_encode(esa_text_part *part, esa_text *text, const char *prompt)
-{
-    return esa_t5_text_encode((esa_t5_text *)part, text->data, prompt, (int32_t)text->rows,
-                              &text->valid);
-}
-
 /* ---------------------------------------------------------------- the table */
 
 static const char *const pipelines[] = { "CogVideoXPipeline", NULL };
@@ -255,7 +148,6 @@ const esa_family esa_cog_family = {
     .known = known,
     .known_count = (int32_t)(sizeof known / sizeof known[0]),
     .known_default = 0,
-    .text_place = ESA_TEXT_FRONT,
     .sched_group = ESA_SCHED_GROUP_V,
     .frames_first = 1,
     .read = read_configs,
@@ -263,30 +155,10 @@ const esa_family esa_cog_family = {
     .shape = fill_shape,
     .shape_names = "cogvideox-2b, cogvideox-5b",
     .guidance = guidance_at,
-    .dit = { .check = dit_check,
-             .open = dit_open,
-             .free = dit_free,
-             .memory = dit_memory,
-             .store = dit_store,
-             .layout = dit_layout,
-             .set_room = dit_set_room,
-             .text_rows = dit_text_rows,
-             .begin = dit_begin,
-             .end = dit_end,
-             .bytes = dit_bytes,
-             .text = dit_text,
-             .forward = dit_forward },
-    .vae = { .check = vae_check,
-             .open = vae_open,
-             .free = vae_free,
-             .memory = vae_memory,
-             .size = vae_size,
-             .check_sizes = vae_check_sizes,
-             .bytes = vae_bytes,
-             .frames = vae_frames },
-    .text = { .check = text_check,
-              .open = text_open,
-              .free = text_free,
-              .memory = text_memory,
-              .encode = text_encode },
+    .dit = &esa_cog_dit_kind,
+    .dit_config = offsetof(cog_configs, dit),
+    .vae = &esa_cog_vae_kind,
+    .vae_config = offsetof(cog_configs, vae),
+    .text = &esa_t5_text,
+    .text_config = offsetof(cog_configs, text),
 };

@@ -30,8 +30,7 @@ typedef struct esa_wan_config {
     int32_t image_dim;  /* features of an image encoder; 0: no image */
     int32_t cross_norm; /* cross_attn_norm: norm2 has weight and bias; 0: it is the identity */
     double eps;
-    const char *folder; /* in the model's folder; NULL: transformer */
-    char hash[80];      /* esa_json_hash of the file; stored in mask files */
+    char hash[80]; /* esa_json_hash of the file; stored in mask files */
 } esa_wan_config;
 
 /* AutoencoderKLWan. */
@@ -75,6 +74,9 @@ typedef struct esa_umt5_config {
     int32_t buckets, max_distance;
     int32_t pad, eos;
     int32_t shared_bias; /* 1: all layers use the first one's biases by distance (T5) */
+    /* How the family treats prompts; set by the caller. cleans 1: it cleans them first (prompt.h);
+     * pads 1: it encodes the padding too, without a mask, else the rows of padding are zeros. */
+    int32_t cleans, pads;
     double eps;
 } esa_umt5_config;
 

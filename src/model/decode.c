@@ -16,10 +16,10 @@ esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *late
                             const int32_t latent[3], int32_t tile)
 {
     int32_t size[3];
-    m->family->vae.size(m->configs, latent, size);
+    esa_model_size(m, latent, size);
     ESA_TRY(esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->facts.info.fps));
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]));
-    return m->family->vae.frames(m->vae, latents, latent, tile, (*frames)->rgb);
+    return esa_vae_frames(m->vae, latents, latent, tile, (*frames)->rgb);
 }
 
 /* Refuses sides that frames cannot have, before sizes are computed from them. */
@@ -43,10 +43,11 @@ static esa_status decode_host(esa_model *m, esa_frames **frames, const float *la
                           latent[2];
     void *x = NULL;
     int64_t decoder;
-    ESA_TRY(m->family->vae.check_sizes(m->vae, latent, tile));
+    ESA_TRY(esa_vae_check_sizes(m->vae, latent, tile));
     const esa_decoder_room room = { .more = bytes, .host = esa_model_host_spare(m) };
     ESA_TRY(esa_model_find_tile(m, latent, &room, &tile, &decoder));
-    if (m->dit) ESA_TRY(esa_store_leave(m->family->dit.store(m->dit), bytes + decoder, 0));
+    if (m->dit)
+        ESA_TRY(esa_store_leave(esa_dit_store(esa_pair_active(m->dit)), bytes + decoder, 0));
     ESA_TRY(esa_nn_alloc(&m->nn, &x, bytes, "the latents"));
     esa_status status = esa_nn_upload(&m->nn, x, latents, bytes);
     if (!status) status = esa_model_decode(m, frames, x, latent, tile);

@@ -44,7 +44,7 @@ static esa_status forward(esa_model *m, esa_run *r, int32_t i)
                                     .t = esa_sched_timestep(r->sched, i),
                                     .guidance = r->p.guidance,
                                     .second = second };
-        ESA_TRY(m->family->dit.forward(m->dit, &call));
+        ESA_TRY(esa_pair_forward(m->dit, &call));
     }
     r->stats.computed_steps++;
     return ESA_OK;
@@ -117,9 +117,8 @@ static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip
 esa_status esa_run_denoise(esa_model *m, esa_run *r)
 {
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps));
-    for (int32_t b = 0; b < r->branches; b++)
-        ESA_TRY(m->family->dit.text(m->dit, b, &r->embeds.text[b]));
-    if (r->image.condition) ESA_TRY(m->family->dit.image(m->dit, &r->image));
+    for (int32_t b = 0; b < r->branches; b++) ESA_TRY(esa_pair_text(m->dit, b, &r->embeds.text[b]));
+    if (r->image.condition) ESA_TRY(esa_pair_image(m->dit, &r->image));
     ESA_TRY(esa_run_carry(m, r));
     esa_run_say(m, r);
     int32_t skip = 0;

@@ -63,7 +63,8 @@ esa_status esa_embeds_save(esa_model *m, const esa_embeds *e, const char *path)
     for (int i = 0; i < 2 && e->text[i].data; i++) {
         const esa_text *t = &e->text[i];
         /* padding behind the video is not attended: a file without it says where it begins */
-        const int64_t rows = m->family->text_place == ESA_TEXT_BACK ? t->valid : t->rows;
+        const int64_t rows = esa_dit_text_place(m->family->dit) == ESA_TEXT_BACK ? t->valid
+                                                                                 : t->rows;
         save[count++] = (esa_to_save){ names[i], t->data, { rows, m->facts.info.text_dim } };
         if (t->pooled)
             save[count++] = (esa_to_save){ pooled_names[i], t->pooled, { 1, m->facts.pooled_dim } };
@@ -106,7 +107,7 @@ static esa_status remember(esa_model *m, esa_known_text *k, const char *prompt,
 static esa_status encode(esa_model *m, esa_text *text, const char *prompt)
 {
     ESA_TRY(esa_model_need_text(m));
-    const esa_status status = m->family->text.encode(m->text, text, prompt);
+    const esa_status status = esa_text_encode(m->text, text, prompt);
     if (status) esa_model_drop_text(m); /* its weights may be where nothing can use them */
     return status;
 }

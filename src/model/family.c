@@ -8,9 +8,8 @@
 #include "io/safetensors.h"
 #include "model/sched/sched.h"
 
-static const esa_family *const families[] = { &esa_wan_family, &esa_cog_family,
-                                              &esa_hunyuan_family };
-#define COUNT (sizeof families / sizeof families[0])
+const esa_family *const esa_families[] = { &esa_wan_family, &esa_cog_family, &esa_hunyuan_family,
+                                           NULL };
 
 esa_status esa_folder_path(esa_folder *f, const char *name)
 {
@@ -45,13 +44,26 @@ static void append_all(char *text, size_t size, const char *const *list)
     for (; *list; list++) append(text, size, *list);
 }
 
+void esa_family_names(char *text, size_t size)
+{
+    *text = 0;
+    for (int32_t i = 0; esa_families[i]; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s",
+                 !i                    ? ""
+                 : esa_families[i + 1] ? ", "
+                                       : " or ",
+                 esa_families[i]->name);
+    }
+}
+
 esa_status esa_family_find(esa_ctx *ctx, const esa_family **family, const esa_model_index *index)
 {
     char expected[512] = "";
     *family = NULL;
-    for (size_t i = 0; i < COUNT; i++) {
-        append_all(expected, sizeof expected, families[i]->pipelines);
-        if (is_listed(families[i]->pipelines, index->pipeline)) *family = families[i];
+    for (int32_t i = 0; esa_families[i]; i++) {
+        append_all(expected, sizeof expected, esa_families[i]->pipelines);
+        if (is_listed(esa_families[i]->pipelines, index->pipeline)) *family = esa_families[i];
     }
     if (*family) return ESA_OK;
     return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
@@ -71,8 +83,8 @@ esa_status esa_family_shape(esa_ctx *ctx, const esa_family **family, void **conf
 {
     char expected[512] = "";
     *configs = NULL;
-    for (size_t i = 0; i < COUNT; i++) {
-        const esa_family *f = families[i];
+    for (int32_t i = 0; esa_families[i]; i++) {
+        const esa_family *f = esa_families[i];
         void *room = esa_mem_zalloc(&ctx->mem, f->config_bytes);
         if (!room) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a model");
         if (f->shape(name, room, sched, size)) {

@@ -1,13 +1,10 @@
 /* file_kind.c - says what a weight file is that comes without a model folder, and whether the
  * engine runs it.
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
 #include <string.h>
 
 #include "ctx/engine_door.h"
-#include "model/dit/cog_dit.h"
-#include "model/dit/hunyuan_dit.h"
-#include "model/dit/wan_dit.h"
+#include "model/family.h"
 #include "model/weights_internal.h"
 
 /* Files that are no transformer of a family below, by a part of a name in them. The first that fits
@@ -32,48 +29,55 @@ static const char *other_kind(const esa_tensors *f)
     return NULL;
 }
 
-static void tell(const esa_model_params *p, const char *line)
+static esa_status compare(esa_ctx *ctx, const esa_dit_kind *kind, const void *config,
+                          const char *path, const esa_model_params *p)
 {
-    if (p->report) p->report(p->report_user, line);
-}
-
-/* Recognises the family and compares the file with its configuration. */
-static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const esa_model_params *p)
-{
-    const esa_tensors *f = w->shard[0];
-    char line[300] = "";
-    esa_wan_config wan;
-    esa_cog_config cog;
-    esa_hunyuan_config hunyuan;
-    enum { WAN, COG, HUNYUAN, FAMILIES };
-    int32_t family = 0, kind = ESA_KIND_OTHER;
-    for (; family < FAMILIES; family++) {
-        kind = family == WAN   ? esa_wan_kind(w, &wan, line, sizeof line)
-               : family == COG ? esa_cog_kind(w, &cog, line, sizeof line)
-                               : esa_hunyuan_kind(w, &hunyuan, line, sizeof line);
-        if (kind != ESA_KIND_OTHER) break;
-    }
-    if (kind == ESA_KIND_OTHER) {
-        const char *what = other_kind(f);
-        if (p->report) esa_weights_about(w, p->report, p->report_user);
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "%.200s is %s, expected a transformer of Wan, CogVideoX or HunyuanVideo",
-                        f->label, what ? what : "no model that the engine knows");
-    }
-    tell(p, line);
-    if (kind == ESA_KIND_KNOWN)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s: the engine does not run this model: %s",
-                        f->label, line);
     esa_nn nn;
+    esa_dit *dit;
     esa_nn_init(&nn, ctx);
     const esa_part_env env = {
         .nn = &nn, .transformer = path, .report = p->report, .report_user = p->report_user
     };
-    const esa_status status = family == WAN   ? esa_wan_dit_check(&env, &wan)
-                              : family == COG ? esa_cog_dit_check(&env, &cog)
-                                              : esa_hunyuan_dit_check(&env, &hunyuan);
+    const esa_status status = esa_dit_make(&env, &dit, kind, config);
+    esa_dit_free(dit);
     esa_nn_close(&nn);
     return status;
+}
+
+/* If the file is of the kind, says what it is and compares it with its configuration. */
+static esa_status try_kind(esa_ctx *ctx, esa_weights *w, const esa_dit_kind *kind, int32_t *known,
+                           const char *path, const esa_model_params *p)
+{
+    char line[300] = "";
+    const int64_t bytes = esa_dit_config_bytes(kind);
+    void *config = esa_mem_zalloc(&ctx->mem, bytes);
+    if (!config) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a model");
+    esa_status status = ESA_OK;
+    *known = esa_dit_recognise(kind, w, config, line, sizeof line);
+    if (*known != ESA_KIND_OTHER && p->report) p->report(p->report_user, line);
+    if (*known == ESA_KIND_KNOWN)
+        status = esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                          "%.200s: the engine does not run this model: %s", w->shard[0]->label,
+                          line);
+    if (*known == ESA_KIND_RUNS) status = compare(ctx, kind, config, path, p);
+    esa_mem_free(&ctx->mem, config, bytes);
+    return status;
+}
+
+static esa_status check(esa_ctx *ctx, esa_weights *w, const char *path, const esa_model_params *p)
+{
+    const esa_tensors *f = w->shard[0];
+    for (int32_t i = 0; esa_families[i]; i++) {
+        int32_t known;
+        ESA_TRY(try_kind(ctx, w, esa_families[i]->dit, &known, path, p));
+        if (known != ESA_KIND_OTHER) return ESA_OK;
+    }
+    char names[256];
+    const char *what = other_kind(f);
+    esa_family_names(names, sizeof names);
+    if (p->report) esa_weights_about(w, p->report, p->report_user);
+    return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s is %s, expected a transformer of %s",
+                    f->label, what ? what : "no model that the engine knows", names);
 }
 
 static esa_status check_file(esa_ctx *ctx, const char *path, const esa_model_params *params)

@@ -3,15 +3,7 @@
 #include "model/run.h"
 
 #include <math.h>
-#include <string.h>
 #include "media/frames.h"
-
-void esa_image_free(esa_ctx *ctx, esa_image *image)
-{
-    if (image->embeds) esa_mem_free(&ctx->mem, image->embeds, image->embeds_bytes);
-    if (image->condition) esa_mem_free(&ctx->mem, image->condition, image->condition_bytes);
-    memset(image, 0, sizeof *image);
-}
 
 /* Models with an image need one, others take none. */
 static esa_status check_given(const esa_model *m, const esa_generate_params *p)
@@ -62,7 +54,7 @@ esa_status esa_run_image(esa_model *m, esa_run *r)
     esa_part_env env = m->env;
     env.report = NULL;
     env.tick = NULL;
-    status = esa_store_clear(m->family->dit.store(m->dit),
+    status = esa_store_clear(esa_dit_store(esa_pair_active(m->dit)),
                              m->family->image_bytes(m->vae, m->configs, r->latent), 0);
     if (!status)
         status = m->family->image_make(&env, m->vae, m->configs, frames->rgb, size, r->latent,

@@ -47,7 +47,7 @@ static int32_t tick(void *user, int64_t done, int64_t total)
 static esa_status ask_transformer(void *user, int64_t bytes)
 {
     esa_model *m = user;
-    return m->dit ? esa_store_give(m->family->dit.store(m->dit), bytes) : ESA_OK;
+    return m->dit ? esa_store_give(esa_dit_store(esa_pair_active(m->dit)), bytes) : ESA_OK;
 }
 
 /* The transformer lacks device memory: the text encoder, which is done, leaves as a whole. */
@@ -155,7 +155,7 @@ static esa_status describe_folder(esa_model *m)
 static void describe_store(const esa_model *m, esa_model_info *info)
 {
     esa_store_plan plan;
-    esa_store_get_plan(m->family->dit.store(m->dit), &plan);
+    esa_store_get_plan(esa_dit_store(esa_pair_active(m->dit)), &plan);
     info->device = m->nn.be->device;
     info->resident_blocks = (int32_t)plan.resident;
     info->device_bytes = plan.resident_bytes + plan.lane_bytes;
@@ -171,11 +171,11 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
     info->compute = model->nn.bf16 || !model->nn.be->host_memory ? ESA_COMPUTE_BF16
                                                                  : ESA_COMPUTE_F32;
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
-    const esa_family *f = model->family;
-    if (model->dit) f->dit.memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
+    if (model->dit) esa_pair_memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
     if (model->dit) describe_store(model, info);
-    if (model->vae) f->vae.memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
-    if (model->text) f->text.memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
+    if (model->vae) esa_vae_memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
+    if (model->text && model->text->loaded)
+        esa_text_memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
     for (int i = 0; i < 3; i++) {
         info->held_bytes += held[i];
         info->mapped_bytes += mapped[i];
@@ -189,12 +189,10 @@ void esa_model_free(esa_model *model)
 {
     if (!model) return;
     const esa_allocator mem = model->ctx->mem;
-    if (model->family) {
-        model->family->text.free(model->text);
-        model->family->vae.free(model->vae);
-        model->family->dit.free(model->dit);
-        esa_mem_free(&mem, model->configs, model->family->config_bytes);
-    }
+    esa_text_free(model->text);
+    esa_vae_free(model->vae);
+    esa_pair_free(model->dit);
+    if (model->family) esa_mem_free(&mem, model->configs, model->family->config_bytes);
     esa_embeds_forget(model);
     esa_nn_close(&model->nn);
     esa_mem_free(&mem, model->folder, model->folder_bytes);
@@ -293,30 +291,48 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     return status;
 }
 
-/* The image encoder belongs to the transformer's part. */
-static esa_status check_transformer(esa_model *m)
+static const void *config_at(const esa_model *m, size_t at)
 {
-    const esa_status status = m->family->dit.check(&m->env, m->configs);
+    return (const char *)m->configs + at;
+}
+
+/* The image encoder belongs to the transformer's part. */
+static esa_status make_transformer(esa_model *m)
+{
+    const esa_family *f = m->family;
+    const void *second = m->facts.boundary > 0 ? config_at(m, f->dit_2_config) : NULL;
+    const esa_status status = esa_pair_make(&m->env, &m->dit, f->dit, config_at(m, f->dit_config),
+                                            second);
     if (!m->facts.image || (status && !m->env.report)) return status;
     char first[sizeof m->ctx->error];
     memcpy(first, m->ctx->error, sizeof first);
-    const esa_status after = m->family->image_check(&m->env, m->configs);
+    const esa_status after = f->image_check(&m->env, m->configs);
     if (status) memcpy(m->ctx->error, first, sizeof first);
     return status ? status : after;
 }
 
-/* With a report all parts are checked, so that it is complete; the message is that of the first
- * part that failed. */
-static esa_status check(esa_model *m)
+static esa_status make_text(esa_model *m)
 {
-    const esa_family *f = m->family;
+    esa_part_env env = m->env;
+    env.ask = ask_transformer;
+    return esa_text_make(&env, &m->text, m->family->text, config_at(m, m->family->text_config));
+}
+
+static esa_status make_vae(esa_model *m)
+{
+    return esa_vae_make(&m->env, &m->vae, m->family->vae, config_at(m, m->family->vae_config));
+}
+
+/* Makes the parts, which compares them with their files. With a report all of them are compared, so
+ * that it is complete; the message is that of the first that failed. */
+static esa_status make_parts(esa_model *m)
+{
+    esa_status (*const make[3])(esa_model *) = { make_transformer, make_vae, make_text };
     esa_status status = ESA_OK;
     char first[sizeof m->ctx->error] = "";
-    for (int part = ESA_PART_TRANSFORMER; part <= ESA_PART_TEXT; part *= 2) {
-        if (!(m->parts & part)) continue;
-        const esa_status each = part == ESA_PART_TRANSFORMER ? check_transformer(m)
-                                : part == ESA_PART_VAE       ? f->vae.check(&m->env, m->configs)
-                                                             : f->text.check(&m->env, m->configs);
+    for (int32_t i = 0; i < 3; i++) {
+        if (!(m->parts & ESA_PART_TRANSFORMER << i)) continue;
+        const esa_status each = make[i](m);
         if (!each || status) continue;
         status = each;
         snprintf(first, sizeof first, "%s", m->ctx->error);
@@ -353,20 +369,20 @@ esa_status esa_model_check(esa_ctx *ctx, const char *folder, const esa_model_par
     esa_model *m;
     ESA_TRY(esa_engine_enter(ctx));
     esa_status status = begin(ctx, &m, folder, params);
-    if (!status) status = check(m);
+    if (!status) status = make_parts(m);
     esa_model_free(m);
     esa_ctx_leave(ctx);
     return status;
 }
 
+/* The text encoder is loaded when it is first needed. */
 static esa_status load_parts(esa_model *m)
 {
-    ESA_TRY(check(m));
-    m->env.report = NULL; /* opening a part checks it again; the report is complete already */
+    ESA_TRY(make_parts(m));
+    m->env.report = NULL; /* the report is complete */
     /* The transformer takes the device memory that is left. */
-    if (m->parts & ESA_PART_VAE) ESA_TRY(m->family->vae.open(&m->env, &m->vae, m->configs));
-    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(m->family->dit.open(&m->env, &m->dit, m->configs));
-    return ESA_OK;
+    if (m->vae) ESA_TRY(esa_vae_load(m->vae));
+    return m->dit ? esa_pair_load(m->dit) : ESA_OK;
 }
 
 static esa_status load(esa_model *m, const esa_model_params *params)
@@ -411,19 +427,27 @@ esa_status esa_model_check_idle(const esa_model *model)
 
 esa_status esa_model_need_text(esa_model *model)
 {
-    if (model->text) return ESA_OK;
+    if (model->text && model->text->loaded) return ESA_OK;
     if (!(model->parts & ESA_PART_TEXT))
         return esa_fail(
             model->ctx, ESA_ERR_STATE,
             "this model was opened without its text encoder; give embeddings instead of a prompt");
-    esa_part_env env = model->env;
-    env.ask = ask_transformer;
-    return model->family->text.open(&env, &model->text, model->configs);
+    if (!model->text) ESA_TRY(make_text(model));
+    const esa_status status = esa_text_load(model->text);
+    if (!status) return ESA_OK;
+    esa_text_free(model->text);
+    model->text = NULL;
+    return status;
 }
 
 void esa_model_drop_text(esa_model *model)
 {
-    if (model->nn.be->host_memory) return;
-    model->family->text.free(model->text);
+    if (model->nn.be->host_memory || !model->text || !model->text->loaded) return;
+    esa_text_free(model->text);
     model->text = NULL;
+}
+
+void esa_model_size(const esa_model *model, const int32_t latent[3], int32_t size[3])
+{
+    esa_vae_size(model->family->vae, config_at(model, model->family->vae_config), latent, size);
 }

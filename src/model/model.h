@@ -31,9 +31,9 @@ struct esa_model {
     const esa_family *family;
     void *configs; /* of the family; owned */
     esa_sched_config sched;
-    esa_dit *dit;
+    esa_pair *dit;
     esa_vae *vae;
-    esa_text_part *text;     /* NULL until first needed */
+    esa_text_part *text;     /* loaded when it is first needed; NULL: made anew then */
     esa_known_text known[2]; /* of the branches, embeds.c */
     esa_facts facts;         /* defaults and sizes; esa_model_get_info adds parameters and memory */
     /* the current call, for the ticks of the parts */
@@ -49,7 +49,10 @@ struct esa_model {
  * to which the ctx is lent, calls the same model. */
 esa_status esa_model_check_idle(const esa_model *model);
 
-/* Opens the text encoder unless it is open. It stays until the transformer or the decoder need its
+/* Frames, height and width that latents (t, h, w) give. The VAE need not be open. */
+void esa_model_size(const esa_model *model, const int32_t latent[3], int32_t size[3]);
+
+/* Loads the text encoder unless it is loaded. It stays until the transformer or the decoder need its
  * device memory; in host memory it stays as long as the model. */
 esa_status esa_model_need_text(esa_model *model);
 /* Frees the text encoder on a device; in host memory it stays. */

@@ -104,7 +104,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
     s->vae_tile = r->tile;
-    m->family->dit.end(m->dit);
+    esa_pair_end(m->dit);
     if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->tile));
     ESA_TRY(m->nn.ops->settle(&m->nn));
     s->decode_seconds = esa_nn_now() - t2;
@@ -122,7 +122,7 @@ static void finish(esa_model *m, esa_run *r)
     if (r->draw) esa_mem_free(&m->ctx->mem, r->draw, 2 * r->bytes);
     esa_embeds_free(m, &r->embeds);
     esa_image_free(m->ctx, &r->image);
-    if (m->dit) m->family->dit.end(m->dit); /* after a failure it still has its activations */
+    if (m->dit) esa_pair_end(m->dit); /* after a failure it still has its activations */
     esa_session_free(m->session);
     m->session = NULL;
     esa_mask_file_free(r->masks);
@@ -151,7 +151,7 @@ static void fill_stats(const esa_model *m, const esa_run *r, esa_generate_stats 
     int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
     esa_model_get_info(m, &info);
     /* The VAE's weights are in nn's memory already and must not count twice. */
-    if (m->vae) m->family->vae.memory(m->vae, &vae[0], &vae[1], &vae[2]);
+    if (m->vae) esa_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);
     esa_ctx_memory(m->ctx, &held, &peak);
     *stats = r->stats;
     stats->struct_size = sizeof *stats;

@@ -63,13 +63,13 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
                         tile_unit);
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
     int32_t size[3];
-    m->family->vae.size(m->configs, r->latent, size);
+    esa_model_size(m, r->latent, size);
     p->frames = size[0];
     r->branches = p->guidance > 1 && !m->family->embedded_guidance ? 2 : 1;
     r->count = (int64_t)i->latent_channels * r->latent[0] * r->latent[1] * r->latent[2];
     r->tokens = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) *
                 (r->latent[2] / i->patch[2]);
-    if (m->family->text_place != ESA_TEXT_APART)
+    if (esa_dit_text_place(m->family->dit) != ESA_TEXT_APART)
         r->text = p->max_text_tokens ? p->max_text_tokens : i->text_tokens;
     r->tokens += r->text;
     return ESA_OK;
@@ -77,7 +77,7 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
 
 void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout)
 {
-    const int32_t place = m->family->text_place;
+    const int32_t place = esa_dit_text_place(m->family->dit);
     for (int d = 0; d < 3; d++)
         layout->grid_q[d] = layout->grid_k[d] = r->latent[d] / m->facts.info.patch[d];
     layout->text_front_q = layout->text_front_k = place == ESA_TEXT_FRONT ? r->text : 0;
@@ -232,7 +232,8 @@ static esa_status make_session(esa_model *m, esa_run *r)
     s.step_branches = r->branches;
     s.model = m->facts.info.name;
     s.config_hash = m->facts.info.config_hash;
-    ESA_TRY(m->family->dit.layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
+    ESA_TRY(
+        esa_dit_layout(esa_pair_active(m->dit), r->latent, &s.select.layout, r->selector, r->mode));
     ESA_TRY(prepare_work(m, r, &s));
     ESA_TRY(esa_run_anchors(m, r, &s));
     ESA_TRY(esa_session_make(m->ctx, &m->session, &s));
@@ -334,7 +335,7 @@ static esa_status make_latents(esa_model *m, esa_run *r)
 esa_status esa_run_prepare(esa_model *m, esa_run *r)
 {
     const int64_t buffers = 5 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0);
-    ESA_TRY(esa_store_clear(m->family->dit.store(m->dit),
+    ESA_TRY(esa_store_clear(esa_dit_store(esa_pair_active(m->dit)),
                             buffers * r->count * 4 + ESA_FIGURES_BYTES, 0));
     ESA_TRY(make_sched(m, r));
     ESA_TRY(make_session(m, r));

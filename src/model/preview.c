@@ -50,7 +50,7 @@ int64_t esa_run_preview_bytes(const esa_model *m, const esa_run *r)
     int32_t small[3];
     if (!r->p.preview || !r->p.preview_every) return 0;
     small_size(m, r, small);
-    const int64_t bytes = m->family->vae.bytes(m->vae, small, 0);
+    const int64_t bytes = esa_vae_bytes(m->vae, small, 0);
     return bytes == INT64_MAX ? 0 : bytes + 4 * small_count(m, small);
 }
 
@@ -98,7 +98,7 @@ static esa_status decode_picture(esa_model *m, const esa_run *r, picture *p, int
     ESA_TRY(pool_latents(m, r, p->host, of, v, p->plane, p->small, p->pool));
     ESA_TRY(esa_nn_alloc(&m->nn, &p->device, p->bytes, "a preview"));
     ESA_TRY(esa_nn_upload(&m->nn, p->device, p->host, p->bytes));
-    ESA_TRY(m->family->vae.frames(m->vae, p->device, p->small, 0, p->rgb));
+    ESA_TRY(esa_vae_frames(m->vae, p->device, p->small, 0, p->rgb));
     return m->nn.ops->settle(&m->nn);
 }
 
@@ -120,7 +120,7 @@ esa_status esa_run_preview(esa_model *m, esa_run *r, int32_t i, const float *v)
     if (!r->p.preview || !r->p.preview_every || (i + 1) % r->p.preview_every) return ESA_OK;
     if (i + 1 == r->p.steps) return ESA_OK;
     p.pool = small_size(m, r, p.small);
-    m->family->vae.size(m->configs, p.small, p.size);
+    esa_model_size(m, p.small, p.size);
     p.count = small_count(m, p.small);
     p.frame = (int64_t)r->latent[1] * r->latent[2];
     p.bytes = 4 * p.count;

@@ -4,10 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
-#include "model/dit/wan_pair.h"
-#include "model/t5_text.h"
 #include "model/wan_image.h"
-#include "model/vae/wan_vae.h"
 
 #define FPS         16.0 /* for every Wan */
 #define TEXT_TOKENS 512
@@ -68,7 +65,6 @@ static esa_status read_second(esa_folder *f, wan_configs *c)
     if (memcmp(&same, &c->dit, sizeof same) != 0)
         return esa_fail(f->ctx, ESA_ERR_MISMATCH,
                         "the configurations of transformer and transformer_2 differ");
-    c->dit_2.folder = "transformer_2";
     c->boundary = f->index->boundary;
     return ESA_OK;
 }
@@ -95,6 +91,7 @@ static esa_status read_configs(esa_folder *f, void *configs)
     if (f->parts & ESA_PART_TEXT) {
         ESA_TRY(esa_folder_path(f, "text_encoder/config.json"));
         ESA_TRY(esa_config_umt5(f->ctx, &c->text, f->path));
+        c->text.cleans = 1;
     }
     return compare(f->ctx, c, f->parts);
 }
@@ -183,131 +180,21 @@ static int32_t fill_shape(const char *name, void *configs, esa_sched_config *sch
     return 1;
 }
 
-/* ---------------------------------------------------------------- transformer */
-
-/* The transformer at work. */
-static esa_wan_dit *active(const esa_dit *dit)
-{
-    return esa_wan_pair_active((const esa_wan_pair *)dit);
-}
-
-static esa_status dit_check(const esa_part_env *env, const void *configs)
-{
-    const wan_configs *c = configs;
-    return esa_wan_pair_check(env, &c->dit, c->boundary > 0 ? &c->dit_2 : NULL);
-}
-static esa_status dit_open(const esa_part_env *env, esa_dit **dit, const void *configs)
-{
-    const wan_configs *c = configs;
-    return esa_wan_pair_open(env, (esa_wan_pair **)dit, &c->dit,
-                             c->boundary > 0 ? &c->dit_2 : NULL);
-}
-static void dit_free(esa_dit *dit) { esa_wan_pair_free((esa_wan_pair *)dit); }
-static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped)
-{
-    esa_wan_pair_memory((const esa_wan_pair *)dit, parameters, held, mapped);
-}
-static esa_store *dit_store(esa_dit *dit) { return esa_wan_dit_store(active(dit)); }
-static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
-                             int32_t selector, int32_t mode)
-{
-    return esa_wan_dit_layout(active(dit), latent, layout, selector, mode);
-}
-static void dit_set_room(esa_dit *dit, const esa_dit_room *room)
-{
-    esa_wan_pair_set_room((esa_wan_pair *)dit, room);
-}
-static int64_t dit_text_rows(const esa_dit *dit, const esa_text *text)
-{
-    return esa_wan_dit_text_rows(active(dit), text->data, text->rows);
-}
-static esa_status dit_begin(esa_dit *dit, const int32_t latent[3], esa_layout *layout,
-                            int32_t selector, int32_t mode, int32_t branches)
-{
-    return esa_wan_pair_begin((esa_wan_pair *)dit, latent, layout, selector, mode, branches);
-}
-static void dit_end(esa_dit *dit) { esa_wan_pair_end((esa_wan_pair *)dit); }
-static int64_t dit_bytes(const esa_dit *dit) { return esa_wan_dit_bytes(active(dit)); }
-static esa_status dit_text(esa_dit *dit, int32_t branch, const esa_text *text)
-{
-    return esa_wan_pair_text((esa_wan_pair *)dit, branch, text);
-}
-static esa_status dit_image(esa_dit *dit, const esa_image *image)
-{
-    return esa_wan_pair_image((esa_wan_pair *)dit, image);
-}
-static esa_status dit_forward(esa_dit *dit, const esa_dit_call *c)
-{
-    return esa_wan_pair_forward((esa_wan_pair *)dit, c);
-}
-
-/* ---------------------------------------------------------------- VAE */
-
-static esa_status vae_check(const esa_part_env *env, const void *configs)
-{
-    return esa_wan_vae_check(env, &((const wan_configs *)configs)->vae);
-}
-static esa_status vae_open(const esa_part_env *env, esa_vae **vae, const void *configs)
-{
-    return esa_wan_vae_open(env, (esa_wan_vae **)vae, &((const wan_configs *)configs)->vae);
-}
-static void vae_free(esa_vae *vae) { esa_wan_vae_free((esa_wan_vae *)vae); }
-static void vae_memory(const esa_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped)
-{
-    esa_wan_vae_memory((const esa_wan_vae *)vae, parameters, held, mapped);
-}
-static void vae_size(const void *configs, const int32_t latent[3], int32_t size[3])
-{
-    esa_wan_vae_size(&((const wan_configs *)configs)->vae, latent, size);
-}
-static esa_status vae_check_sizes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
-{
-    return esa_wan_vae_check_sizes((const esa_wan_vae *)vae, latent, tile);
-}
-static int64_t vae_bytes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
-{
-    return esa_wan_vae_bytes((const esa_wan_vae *)vae, latent, tile);
-}
-static esa_status vae_frames(esa_vae *vae, const float *latents, const int32_t latent[3],
-                             int32_t tile, uint8_t *rgb)
-{
-    return esa_wan_vae_frames((esa_wan_vae *)vae, latents, latent, tile, rgb);
-}
-
-/* ---------------------------------------------------------------- text */
-
-static esa_status text_check(const esa_part_env *env, const void *configs)
-{
-    return esa_t5_text_check(env, &((const wan_configs *)configs)->text);
-}
-static esa_status text_open(const esa_part_env *env, esa_text_part **part, const void *configs)
-{
-    return esa_t5_text_open(env, (esa_t5_text **)part, &((const wan_configs *)configs)->text,
-                            ESA_T5_CLEAN);
-}
-static void text_free(esa_text_part *part) { esa_t5_text_free((esa_t5_text *)part); }
-static void text_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,
-                        int64_t *mapped)
-{
-    esa_t5_text_memory((const esa_t5_text *)part, parameters, held, mapped);
-}
-static esa_status text_encode(esa_text_part *part, esa_text *text, const char *prompt)
-{
-    return esa_t5_text_encode((esa_t5_text *)part, text->data, prompt, (int32_t)text->rows,
-                              &text->valid);
-}
-
 /* ---------------------------------------------------------------- image */
 
 static esa_status image_check(const esa_part_env *env, const void *configs)
 {
     const wan_configs *c = configs;
-    return c->dit.image_dim ? esa_clip_vision_check(env, &c->vision) : ESA_OK;
+    esa_part *encoder = NULL;
+    const esa_status status = c->dit.image_dim ? esa_clip_vision_make(env, &encoder, &c->vision)
+                                               : ESA_OK;
+    esa_part_free(encoder);
+    return status;
 }
 static int64_t image_bytes(const esa_vae *vae, const void *configs, const int32_t latent[3])
 {
     (void)configs;
-    return esa_wan_vae_encode_bytes((const esa_wan_vae *)vae, latent);
+    return esa_wan_vae_encode_bytes(vae, latent);
 }
 static esa_status image_make(const esa_part_env *env, esa_vae *vae, const void *configs,
                              const uint8_t *rgb, const int32_t size[2], const int32_t latent[3],
@@ -316,7 +203,7 @@ static esa_status image_make(const esa_part_env *env, esa_vae *vae, const void *
     const wan_configs *c = configs;
     const esa_wan_picture picture = { rgb, size[0], size[1] };
     if (c->dit.image_dim) ESA_TRY(esa_wan_image_states(env, &c->vision, &picture, image));
-    return esa_wan_image_condition(env, (esa_wan_vae *)vae, &c->vae, &picture, latent, image);
+    return esa_wan_image_condition(env, vae, &c->vae, &picture, latent, image);
 }
 
 /* ---------------------------------------------------------------- the table */
@@ -330,7 +217,6 @@ const esa_family esa_wan_family = {
     .known = known,
     .known_count = (int32_t)(sizeof known / sizeof known[0]),
     .known_default = 1,
-    .text_place = ESA_TEXT_APART,
     .sched_group = ESA_SCHED_GROUP_FLOW,
     .read = read_configs,
     .describe = describe,
@@ -339,31 +225,11 @@ const esa_family esa_wan_family = {
     .image_check = image_check,
     .image_bytes = image_bytes,
     .image_make = image_make,
-    .dit = { .check = dit_check,
-             .open = dit_open,
-             .free = dit_free,
-             .memory = dit_memory,
-             .store = dit_store,
-             .layout = dit_layout,
-             .set_room = dit_set_room,
-             .text_rows = dit_text_rows,
-             .begin = dit_begin,
-             .end = dit_end,
-             .bytes = dit_bytes,
-             .text = dit_text,
-             .image = dit_image,
-             .forward = dit_forward },
-    .vae = { .check = vae_check,
-             .open = vae_open,
-             .free = vae_free,
-             .memory = vae_memory,
-             .size = vae_size,
-             .check_sizes = vae_check_sizes,
-             .bytes = vae_bytes,
-             .frames = vae_frames },
-    .text = { .check = text_check,
-              .open = text_open,
-              .free = text_free,
-              .memory = text_memory,
-              .encode = text_encode },
+    .dit = &esa_wan_dit_kind,
+    .dit_config = offsetof(wan_configs, dit),
+    .dit_2_config = offsetof(wan_configs, dit_2),
+    .vae = &esa_wan_vae_kind,
+    .vae_config = offsetof(wan_configs, vae),
+    .text = &esa_t5_text,
+    .text_config = offsetof(wan_configs, text),
 };

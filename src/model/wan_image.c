@@ -47,14 +47,15 @@ static esa_status encode(const esa_part_env *env, const esa_clip_vision_config *
                          const float *rgb, esa_image *image)
 {
     esa_ctx *ctx = env->nn->ctx;
-    esa_clip_vision *encoder;
+    esa_part *encoder;
     image->rows = esa_clip_vision_rows(config);
     image->embeds_bytes = 4 * image->rows * config->d;
     image->embeds = esa_mem_alloc(&ctx->mem, image->embeds_bytes);
     if (!image->embeds) return lacks_memory(ctx);
-    ESA_TRY(esa_clip_vision_open(env, &encoder, config));
-    const esa_status status = esa_clip_vision_encode(encoder, image->embeds, rgb);
-    esa_clip_vision_free(encoder);
+    ESA_TRY(esa_clip_vision_make(env, &encoder, config));
+    esa_status status = esa_part_load(encoder, ESA_LOAD_ENCODER);
+    if (!status) status = esa_clip_vision_encode(encoder, image->embeds, rgb);
+    esa_part_free(encoder);
     return status;
 }
 
@@ -72,7 +73,7 @@ esa_status esa_wan_image_states(const esa_part_env *env, const esa_clip_vision_c
 }
 
 /* rgb: room for a frame [height][width][3] of floats. */
-static esa_status encode_video(esa_ctx *ctx, esa_wan_vae *vae, const esa_wan_picture *p, float *rgb,
+static esa_status encode_video(esa_ctx *ctx, esa_vae *vae, const esa_wan_picture *p, float *rgb,
                                int64_t height, int64_t width, float *out, const int32_t latent[3])
 {
     uint8_t *small;
@@ -85,7 +86,7 @@ static esa_status encode_video(esa_ctx *ctx, esa_wan_vae *vae, const esa_wan_pic
     return status;
 }
 
-esa_status esa_wan_image_condition(const esa_part_env *env, esa_wan_vae *vae,
+esa_status esa_wan_image_condition(const esa_part_env *env, esa_vae *vae,
                                    const esa_wan_vae_config *config, const esa_wan_picture *picture,
                                    const int32_t latent[3], esa_image *image)
 {

@@ -3,8 +3,7 @@
 #ifndef ESA_MODEL_WAN_IMAGE_H
 #define ESA_MODEL_WAN_IMAGE_H
 
-#include "model/family.h"
-#include "model/vae/wan_vae.h"
+#include "model/vae/vae.h"
 #include "model/vision/clip_vision.h"
 
 typedef struct esa_wan_picture {
@@ -18,7 +17,7 @@ esa_status esa_wan_image_states(const esa_part_env *env, const esa_clip_vision_c
                                 const esa_wan_picture *picture, esa_image *image);
 /* A mask [factor_t][t][h][w], 1 in the first frame of latents, and behind it the latents of a video
  * of the picture and zeros. */
-esa_status esa_wan_image_condition(const esa_part_env *env, esa_wan_vae *vae,
+esa_status esa_wan_image_condition(const esa_part_env *env, esa_vae *vae,
                                    const esa_wan_vae_config *config, const esa_wan_picture *picture,
                                    const int32_t latent[3], esa_image *image);
 

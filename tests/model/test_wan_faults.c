@@ -14,7 +14,7 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
 {
     esa_nn nn;
     esa_wan_config config;
-    esa_wan_dit *dit = NULL;
+    esa_dit *dit = NULL;
     esa_session *session = NULL;
     esa_sched *sched = NULL;
     esa_session_params p = esa_session_params_default();
@@ -25,24 +25,24 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
     esa_nn_init(&nn, ctx);
     const esa_part_env env = { .nn = &nn, .folder = folder, .hold = ESA_HOLD_BF16 };
     esa_status status = esa_config_wan(ctx, &config, config_path);
-    if (status == ESA_OK) status = esa_wan_dit_open(&env, &dit, &config);
+    if (status == ESA_OK) status = open_dit(&env, &dit, &esa_wan_dit_kind, &config);
     if (status == ESA_OK)
-        status = esa_wan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector,
-                                   p.select.mode, 1);
-    if (status == ESA_OK) status = esa_wan_dit_text(dit, 0, text, c->text_rows);
+        status = esa_dit_begin(dit, c->latent, &p.select.layout, p.select.selector, p.select.mode,
+                               1);
+    if (status == ESA_OK) status = set_text(dit, 0, text, c->text_rows);
     p.layers = c->config.layers;
     p.steps = 1;
     p.warmup_frac = 0;
     if (status == ESA_OK) status = esa_session_create(ctx, &session, &p);
     if (status == ESA_OK) status = esa_session_begin(session);
     if (status == ESA_OK) status = esa_session_step(session, 0, 0);
-    if (status == ESA_OK) status = esa_wan_dit_forward(dit, session, 0, v, x, c->t);
+    if (status == ESA_OK) status = forward(dit, session, 0, v, x, c->t);
     if (status == ESA_OK) status = esa_sched_create(&nn, &sched, &sc, 1, 4 * 2 * 16 * 16);
     if (status == ESA_OK) status = esa_sched_step(sched, 0, v, x, NULL);
     snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
     esa_sched_free(sched);
     esa_session_free(session);
-    esa_wan_dit_free(dit);
+    esa_dit_free(dit);
     assert_int_equal(nn.held, nn.scratch_bytes);
     esa_nn_close(&nn);
     assert_int_equal(nn.held, 0);
