@@ -12,8 +12,8 @@
 #include "model/dit/dit.h"
 #include "model/dit/dit.h"
 #include "model/dit/dit.h"
-#include "model/lora.h"
-#include "model/weights_internal.h"
+#include "model/weights/lora.h"
+#include "model/weights/weights_internal.h"
 
 enum { ROWS = 4, COLS = 2, MOST_NAMES = 240, MOST_ELEMENTS = 1 << 14 };
 

@@ -8,7 +8,7 @@
 #include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "model/fill.h"
-#include "model/model.h"
+#include "model/run/model.h"
 
 enum { T = 2, H = 3, W = 4 };
 

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "model/dit/cog_dit.h"
-#include "model/weights_internal.h"
+#include "model/weights/weights_internal.h"
 
 typedef struct size {
     const char *name;

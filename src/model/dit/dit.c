@@ -3,7 +3,7 @@
 #include "model/dit/dit_kind.h"
 
 #include <string.h>
-#include "model/weights_internal.h"
+#include "model/weights/weights_internal.h"
 
 /* ---------------------------------------------------------------- weights */
 

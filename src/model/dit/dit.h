@@ -16,8 +16,8 @@
 #define ESA_MODEL_DIT_H
 
 #include "esa/esa_session.h"
-#include "model/config.h"
-#include "model/hunyuan_config.h"
+#include "model/config/config.h"
+#include "model/config/hunyuan_config.h"
 #include "model/part/part.h"
 
 typedef struct esa_dit esa_dit;

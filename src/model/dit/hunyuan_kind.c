@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "model/dit/hunyuan_dit.h"
-#include "model/weights_internal.h"
+#include "model/weights/weights_internal.h"
 
 const esa_hunyuan_config esa_hunyuan_published = { .heads = 24,
                                                    .head_dim = 128,

@@ -13,7 +13,7 @@
 #ifndef ESA_MODEL_PART_H
 #define ESA_MODEL_PART_H
 
-#include "model/store.h"
+#include "model/weights/store.h"
 #include "model/weights/rows.h"
 
 typedef struct esa_part_env {

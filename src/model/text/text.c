@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/text/text.h"
 
-#include "model/config.h"
+#include "model/config/config.h"
 
 static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokenizer, int32_t vocab,
                                  const char *name)

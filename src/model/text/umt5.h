@@ -10,7 +10,7 @@
 #ifndef ESA_MODEL_UMT5_H
 #define ESA_MODEL_UMT5_H
 
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/part/part.h"
 
 /* With ESA_HOLD_AUTO an encoder of more than 1 GB stays in its file, whatever its type: each layer is

@@ -11,8 +11,8 @@
 #ifndef ESA_MODEL_VAE_H
 #define ESA_MODEL_VAE_H
 
-#include "model/config.h"
-#include "model/hunyuan_config.h"
+#include "model/config/config.h"
+#include "model/config/hunyuan_config.h"
 #include "model/part/part.h"
 
 typedef struct esa_vae esa_vae;

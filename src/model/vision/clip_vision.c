@@ -4,7 +4,7 @@
 
 #include <math.h>
 #include <string.h>
-#include "model/json_file.h"
+#include "model/config/json_file.h"
 #include "nn/ops.h"
 
 typedef struct vision_norm {

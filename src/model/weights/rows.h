@@ -12,7 +12,7 @@
 #define ESA_MODEL_ROWS_H
 
 #include <stddef.h>
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 enum {
     ESA_ROW_TENSOR,  /* an esa_weight, and its whole name */
