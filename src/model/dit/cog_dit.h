@@ -4,8 +4,8 @@
  *
  * Text and video are one sequence, [text][video], and attend to each other in every block. The
  * layout says how many rows of text there are. Text stays in front, whatever order the video has.
- * diffusers runs both guidance branches as one batch; here each is a call of its own, which computes
- * the same. diffusers also has frames before channels in its latents.
+ * diffusers runs both guidance branches as one batch; here each is a call of its own, which
+ * computes the same. diffusers also has frames before channels in its latents.
  *
  * Letters beside those of dit_kind.h: E = time_dim, p side of a patch. */
 #ifndef ESA_MODEL_COG_DIT_H

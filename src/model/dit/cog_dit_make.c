@@ -1,5 +1,5 @@
-/* cog_dit_make.c - CogVideoX's transformer: the table of its functions, its tensors, and what one video
- * needs: positions, memory for activations, the text of each branch.
+/* cog_dit_make.c - CogVideoX's transformer: the table of its functions, its tensors, and what one
+ * video needs: positions, memory for activations, the text of each branch.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/cog_dit.h"
 

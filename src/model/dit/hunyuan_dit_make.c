@@ -1,5 +1,5 @@
-/* hunyuan_dit_make.c - HunyuanVideo's transformer: the table of its functions, its tensors, and what one video
- * needs: positions, memory for activations, the text of each branch.
+/* hunyuan_dit_make.c - HunyuanVideo's transformer: the table of its functions, its tensors, and
+ * what one video needs: positions, memory for activations, the text of each branch.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/hunyuan_dit.h"
 

@@ -1,5 +1,5 @@
-/* wan_dit.h - the struct of Wan's transformer: its tensors and what one video needs (wan_dit_make.c),
- * its image (wan_dit_image.c), the forward (wan_dit.c).
+/* wan_dit.h - the struct of Wan's transformer: its tensors and what one video needs
+ * (wan_dit_make.c), its image (wan_dit_image.c), the forward (wan_dit.c).
  * SPDX-License-Identifier: Apache-2.0
  *
  * Letters beside those of dit_kind.h: R rows of folded text. */

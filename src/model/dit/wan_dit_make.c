@@ -40,8 +40,8 @@ static const esa_row rows[] = {
 static const esa_row tables[] = {
     { ESA_ROW_TENSOR, AT(table), "scale_shift_table", "1,6,d", ESA_WANT_F32, 0 },
 };
-/* q, k and v of self-attention are one matrix on devices that can use it. The keys and values of the
- * text are made once, so they stay as they are. */
+/* q, k and v of self-attention are one matrix on devices that can use it. The keys and values of
+ * the text are made once, so they stay as they are. */
 static const esa_row block_rows[] = {
     { ESA_ROW_QKV, AT(self.q), "attn1.to_*", "d,d", ESA_WANT_F8 | ESA_WANT_JOIN, 0 },
     { ESA_ROW_QKV_BIAS, AT(self.q), "attn1.to_*", "d", ESA_WANT_JOIN, 0 },

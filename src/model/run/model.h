@@ -52,8 +52,8 @@ esa_status esa_model_check_idle(const esa_model *model);
 /* Frames, height and width that latents (t, h, w) give. The VAE need not be open. */
 void esa_model_size(const esa_model *model, const int32_t latent[3], int32_t size[3]);
 
-/* Loads the text encoder unless it is loaded. It stays until the transformer or the decoder need its
- * device memory; in host memory it stays as long as the model. */
+/* Loads the text encoder unless it is loaded. It stays until the transformer or the decoder need
+ * its device memory; in host memory it stays as long as the model. */
 esa_status esa_model_need_text(esa_model *model);
 /* Frees the text encoder on a device; in host memory it stays. */
 void esa_model_drop_text(esa_model *model);

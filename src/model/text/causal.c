@@ -38,8 +38,8 @@ static const esa_naming llama_naming = { "LlamaForCausalLM", "model.embed_tokens
                         clip_naming = { "transformers 5", "embeddings.token_embedding.weight",
                                         clip_rules, 3, NULL };
 
-/* Only a few rows of the vocabulary are needed. The norms are in group 0, because the one at the end
- * of a layer is that of the next. */
+/* Only a few rows of the vocabulary are needed. The norms are in group 0, because the one at the
+ * end of a layer is that of the next. */
 #define END(field) offsetof(esa_causal, field)
 #define AT(field)  offsetof(causal_layer, field)
 static const esa_row llama_ends[] = {

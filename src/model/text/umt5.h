@@ -13,8 +13,8 @@
 #include "model/config/config.h"
 #include "model/part/part.h"
 
-/* With ESA_HOLD_AUTO an encoder of more than 1 GB stays in its file, whatever its type: each layer is
- * read once per prompt, so a copy would not pay. */
+/* With ESA_HOLD_AUTO an encoder of more than 1 GB stays in its file, whatever its type: each layer
+ * is read once per prompt, so a copy would not pay. */
 esa_status esa_umt5_make(const esa_part_env *env, esa_part **encoder,
                          const esa_umt5_config *config);
 
