@@ -2,6 +2,7 @@
  * batches of frames, tiles; and what is refused.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/cog_cases.h"
+#include "model/fail_each.h"
 #include "session/session.h"
 
 /* f32 against f32 with another order of sums. */
@@ -226,8 +227,6 @@ static void bytes(void **state)
 
 /* ---------------------------------------------------------------- faults */
 
-static char message[600]; /* the message, before trimming clears it */
-
 /* The life of a transformer. The first failure is returned. */
 static esa_status dit_life(esa_ctx *ctx, void *from)
 {
@@ -278,40 +277,16 @@ static esa_status vae_life(esa_ctx *ctx, void *from)
     return status;
 }
 
-/* Every allocation fails once: a status, a message, and no leak. */
-static void fail_each(esa_status (*life)(esa_ctx *ctx, void *from), void *from)
-{
-    counting count;
-    esa_ctx *ctx = counting_ctx(&count, 1);
-    const int64_t before = count.live;
-    int64_t failures = 0;
-    esa_status status;
-    do {
-        count.left = failures;
-        status = life(ctx, from);
-        if (status) {
-            assert_int_equal(status, ESA_ERR_MEMORY);
-            assert_true(strlen(message) > 10);
-            failures++;
-        }
-        assert_int_equal(count.live, before);
-    } while (status && failures < 5000);
-    print_message("%lld allocations\n", (long long)failures);
-    assert_true(failures > 20);
-    esa_ctx_free(ctx);
-    assert_int_equal(count.live, 0);
-}
-
 static void every_allocation(void **state)
 {
     (void)state;
     dit_bench d;
     bench v;
     cog_open_dit(&d, &cog_cases[0], 1, ESA_DEVICE_CPU, 0);
-    fail_each(dit_life, &d);
+    fail_each(dit_life, &d, 20);
     dit_close(&d);
     cog_open_vae(&v, &cog_clips[0], 1, ESA_DEVICE_CPU);
-    fail_each(vae_life, &v);
+    fail_each(vae_life, &v, 20);
     bench_close(&v);
 }
 
