@@ -6,7 +6,7 @@
 
 #include "model/dit_bench.h"
 #include "model/vae_bench.h"
-#include "model/config/hunyuan_config.h"
+#include "model/config/config.h"
 
 /* ---------------------------------------------------------------- the tables */
 

@@ -1,6 +1,6 @@
-/* hunyuan_config.c - see hunyuan_config.h.
+/* hunyuan_config.c - reads the JSON files of a HunyuanVideo folder (config.h).
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/config/hunyuan_config.h"
+#include "model/config/config.h"
 
 #include <string.h>
 #include "esa/esa.h"

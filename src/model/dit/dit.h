@@ -17,7 +17,6 @@
 
 #include "esa/esa_session.h"
 #include "model/config/config.h"
-#include "model/config/hunyuan_config.h"
 #include "model/part/part.h"
 
 typedef struct esa_dit esa_dit;

@@ -8,7 +8,7 @@
 #ifndef ESA_MODEL_CAUSAL_H
 #define ESA_MODEL_CAUSAL_H
 
-#include "model/config/hunyuan_config.h"
+#include "model/config/config.h"
 #include "model/part/part.h"
 
 /* folder: that of the part, text_encoder or text_encoder_2. With ESA_HOLD_AUTO an encoder of more

@@ -12,7 +12,6 @@
 #define ESA_MODEL_VAE_H
 
 #include "model/config/config.h"
-#include "model/config/hunyuan_config.h"
 #include "model/part/part.h"
 
 typedef struct esa_vae esa_vae;
