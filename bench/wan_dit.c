@@ -85,8 +85,8 @@ int main(int argc, char **argv)
         wan_folder_fill(&made, ctx, &config);
     }
     const esa_part_env env = { .nn = &nn, .folder = own ? o.folder : made.top.dir };
-    esa_wan_dit *dit = NULL;
-    must(ctx, esa_wan_dit_open(&env, &dit, &config));
+    esa_dit *dit = NULL;
+    must(ctx, open_dit(&env, &dit, &esa_wan_dit_kind, &config));
     const int64_t volume = (int64_t)o.latent[0] * o.latent[1] * o.latent[2];
     float *x = malloc((size_t)(volume * config.in_channels) * 4),
           *v = malloc((size_t)(volume * config.out_channels) * 4);
@@ -104,9 +104,8 @@ int main(int argc, char **argv)
     p.steps = o.repeat + 1;
     p.warmup_frac = 0;
     p.dense_first_layer = 0;
-    must(ctx,
-         esa_wan_dit_begin(dit, o.latent, &p.select.layout, p.select.selector, p.select.mode, 1));
-    must(ctx, esa_wan_dit_text(dit, 0, text, 512));
+    must(ctx, esa_dit_begin(dit, o.latent, &p.select.layout, p.select.selector, p.select.mode, 1));
+    must(ctx, set_text(dit, 0, text, 512));
     esa_session *s = NULL;
     must(ctx, esa_session_create(ctx, &s, &p));
     must(ctx, esa_session_begin(s));
@@ -115,7 +114,7 @@ int main(int argc, char **argv)
         must(ctx, esa_session_step(s, i, 0));
         memset(nn.seconds, 0, sizeof nn.seconds);
         const double start = esa_nn_now();
-        must(ctx, esa_wan_dit_forward(dit, s, 0, v, x, 900 - i));
+        must(ctx, forward(dit, s, 0, v, x, 900 - i));
         const double seconds = esa_nn_now() - start;
         if (i == 0 || seconds >= best) continue;
         best = seconds;
@@ -139,7 +138,7 @@ int main(int argc, char **argv)
            4e-9 * (double)config.layers * (double)N * (double)N * (double)d / part[ESA_NN_SELF],
            (double)nn.peak / 1e6);
     esa_session_free(s);
-    esa_wan_dit_free(dit);
+    esa_dit_free(dit);
     esa_nn_close(&nn);
     if (!own) wan_folder_remove(&made);
     esa_ctx_free(ctx);

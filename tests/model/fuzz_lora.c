@@ -9,11 +9,11 @@
  * A line that begins with @ has the settings of PEFT. In this way names and shapes change while the
  * file stays readable; fuzz_safetensors has files that are not. */
 #include "fuzz/fuzz_common.h"
-#include "model/dit/cog_dit_internal.h"
-#include "model/dit/hunyuan_dit_internal.h"
-#include "model/dit/wan_dit_internal.h"
-#include "model/lora.h"
-#include "model/weights_internal.h"
+#include "model/dit/dit.h"
+#include "model/dit/dit.h"
+#include "model/dit/dit.h"
+#include "model/weights/lora.h"
+#include "model/weights/weights_internal.h"
 
 enum { ROWS = 4, COLS = 2, MOST_NAMES = 240, MOST_ELEMENTS = 1 << 14 };
 

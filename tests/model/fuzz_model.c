@@ -6,7 +6,7 @@
  * model, 4 bytes each: position (3 bytes) and new value. A position beyond the end cuts the file.
  * Inputs stay short in this way, although the file has 42 tensors. */
 #include "fuzz/fuzz_common.h"
-#include "model/dit/wan_dit.h"
+#include "model/open_part.h"
 
 #define WIDTH   4  /* 2 heads of 2 */
 #define MAX_RUN 64 /* models that load are also run up to these widths */
@@ -91,7 +91,7 @@ static void make_good(void)
 }
 
 /* A model that was accepted must run, whatever its numbers are. */
-static void run(esa_wan_dit *dit, const esa_wan_config *c)
+static void run(esa_dit *dit, const esa_wan_config *c)
 {
     static float x[4096], v[4096], text[2 * MAX_RUN];
     const int32_t latent[3] = { c->patch[0], 2 * c->patch[1], 2 * c->patch[2] };
@@ -104,14 +104,14 @@ static void run(esa_wan_dit *dit, const esa_wan_config *c)
     p.mode = ESA_SESSION_DENSE;
     p.layers = c->layers;
     p.steps = 1;
-    must(esa_wan_dit_begin(dit, latent, &p.select.layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1) ==
+    must(esa_dit_begin(dit, latent, &p.select.layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1) ==
              ESA_OK,
          "a small video fits");
-    must(esa_wan_dit_text(dit, 0, text, 2) == ESA_OK, "text is taken");
+    must(set_text(dit, 0, text, 2) == ESA_OK, "text is taken");
     must(esa_session_create(fuzz_ctx, &s, &p) == ESA_OK && esa_session_begin(s) == ESA_OK &&
              esa_session_step(s, 0, 0) == ESA_OK,
          "a session");
-    must(esa_wan_dit_forward(dit, s, 0, v, x, 500) == ESA_OK, "a model that was taken runs");
+    must(forward(dit, s, 0, v, x, 500) == ESA_OK, "a model that was taken runs");
     esa_session_free(s);
 }
 
@@ -144,14 +144,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(exact, file, length);
         esa_nn nn;
         esa_nn_init(&nn, fuzz_ctx);
-        const esa_part_env env = { .nn = &nn, .folder = "", .hold = (int32_t)(size % 4) };
-        esa_wan_dit *dit = NULL;
-        status = esa_wan_dit_open_memory(&env, &dit, &c, exact, (int64_t)length);
+        const esa_part_env env = { .nn = &nn,
+                                   .folder = "",
+                                   .file = exact,
+                                   .file_bytes = (int64_t)length,
+                                   .hold = (int32_t)(size % 4) };
+        esa_dit *dit = NULL;
+        status = open_dit(&env, &dit, &esa_wan_dit_kind, &c);
         if (status == ESA_OK)
             run(dit, &c);
         else
             must(!dit && esa_ctx_error(fuzz_ctx)[0], "a refusal has a message and no object");
-        esa_wan_dit_free(dit);
+        esa_dit_free(dit);
         esa_nn_close(&nn);
     }
     free(exact);

@@ -4,11 +4,9 @@
 #ifndef ESA_TESTS_MODEL_HUNYUAN_CASES_H
 #define ESA_TESTS_MODEL_HUNYUAN_CASES_H
 
-#include "model/golden.h"
-#include "model/hunyuan_config.h"
-#include "model/part.h"
-#include "model/wan_folder.h"
-#include "nn/nn.h"
+#include "model/dit_bench.h"
+#include "model/vae_bench.h"
+#include "model/config/config.h"
 
 /* ---------------------------------------------------------------- the tables */
 
@@ -171,6 +169,34 @@ static inline double hunyuan_compare(const esa_tensors *golden, const char *name
         print_error("%s is off by %.2e of the scale, torch's f32 by %.2e\n", name, e, own);
     assert_true(e <= fmax(HUNYUAN_TOLERANCE, 25 * own));
     return e;
+}
+
+static inline void hunyuan_open(dit_bench *b, const hunyuan_dit_case *c, int32_t threads,
+                                int32_t device, int32_t linear, int64_t limit)
+{
+    const dit_inputs in = { .name = c->name,
+                            .latent = c->latent,
+                            .rows = c->rows,
+                            .valid = c->valid,
+                            .text_dim = c->config.text_dim,
+                            .pooled_dim = c->config.pooled_dim,
+                            .t = c->t,
+                            .guidance = c->guidance };
+    dit_start(b, threads, device);
+    b->env.linear = linear;
+    /* a sixteenth of a limit is the driver's share */
+    if (limit) b->env.limit = limit + b->nn.be->products->workspace(b->ctx) * 16 / 15;
+    b->folder = hunyuan_folder(b->ctx, c->name, "transformer",
+                               "diffusion_pytorch_model.safetensors");
+    dit_open_with(b, &in, &esa_hunyuan_dit_kind, &c->config);
+}
+
+static inline void hunyuan_open_vae(bench *b, const hunyuan_vae_case *c, int32_t threads,
+                                    int32_t device)
+{
+    bench_start(b, threads, device);
+    bench_made(b, hunyuan_folder(b->ctx, c->key, "vae", "diffusion_pytorch_model.safetensors"),
+               &esa_hunyuan_vae_kind, &c->config);
 }
 
 /* A ctx and operations on a device. */

@@ -6,7 +6,7 @@
 #define ESA_TESTS_MODEL_PLACE_CASES_H
 
 #include "model/gguf_file.h"
-#include "model/lora.h"
+#include "model/weights/lora.h"
 #include "model/store_file.h"
 
 enum { PLACE_COLS = 32, PLACE_WANTED = 16, PLACE_FILE = 8, PLACE_RANK = 3 };

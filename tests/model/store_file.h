@@ -9,7 +9,7 @@
 #include "base/half.h"
 #include "esa/esa_tensors.h"
 #include "model/fill.h"
-#include "model/store.h"
+#include "model/weights/store.h"
 
 enum { PART_BLOCKS = 7, PART_TENSORS = 3 + 10 * PART_BLOCKS, PART_WIDTH = 24 };
 

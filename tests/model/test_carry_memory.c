@@ -5,7 +5,7 @@
 #include "common/fake_tree.h"
 
 #include "esa/esa_video.h"
-#include "model/model.h"
+#include "model/run/model.h"
 
 /* Bytes that the ctx and its session hold. */
 typedef struct watch {

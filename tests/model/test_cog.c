@@ -2,6 +2,7 @@
  * batches of frames, tiles; and what is refused.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/cog_cases.h"
+#include "model/fail_each.h"
 #include "session/session.h"
 
 /* f32 against f32 with another order of sums. */
@@ -41,23 +42,23 @@ static void watch(void *user, int32_t block, const float *hidden, int64_t rows, 
 
 static void run_case(const cog_case *c, int32_t order, int32_t threads)
 {
-    cog_bench b;
+    dit_bench b;
     cog_open_dit(&b, c, threads, ESA_DEVICE_CPU, 0);
     esa_tensors *golden = golden_open(b.ctx, "cog.safetensors");
     watcher w = { golden, c->name, 0, 0 };
-    esa_session_params p = cog_dense(order);
+    esa_session_params p = dense(order);
     char what[64];
     if (order == ESA_ORDER_ADAPTIVE) p.select.selector = ESA_SELECT_ERROR; /* it needs it */
-    esa_cog_dit_set_watch(b.dit, watch, &w);
-    esa_session_free(cog_forward(&b, c, &p));
+    esa_dit_set_watch(b.dit, watch, &w);
+    esa_session_free(dit_run(&b, &p));
     snprintf(what, sizeof what, "model.%s.output", c->name);
-    const double e = error_of(golden, what, b.out, b.out_count);
+    const double e = error_of(golden, what, b.v, b.out_count);
     print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, w.worst, e);
     assert_int_equal(w.seen, c->config.layers + 1);
     assert_true(w.worst < TOLERANCE);
     assert_true(e < TOLERANCE);
     esa_tensors_free(golden);
-    cog_close(&b);
+    dit_close(&b);
 }
 
 static void blocks_and_output(void **state)
@@ -97,12 +98,12 @@ static void sessions(void **state)
                   { ESA_SELECT_RF_V2, ESA_ORDER_TILE, ESA_MODE_COMPAT },
                   { ESA_SELECT_ERROR, ESA_ORDER_ADAPTIVE, ESA_MODE_FIXED } };
     const cog_case *c = &cog_cases[1];
-    cog_bench b;
+    dit_bench b;
     cog_open_dit(&b, c, 2, ESA_DEVICE_CPU, 0);
-    esa_session_params p = cog_dense(ESA_ORDER_RASTER);
-    esa_session_free(cog_forward(&b, c, &p));
+    esa_session_params p = dense(ESA_ORDER_RASTER);
+    esa_session_free(dit_run(&b, &p));
     float *dense = malloc((size_t)b.out_count * 4);
-    memcpy(dense, b.out, (size_t)b.out_count * 4);
+    memcpy(dense, b.v, (size_t)b.out_count * 4);
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         for (int32_t whole = 0; whole < 2; whole++) {
             p = esa_session_params_default();
@@ -113,24 +114,24 @@ static void sessions(void **state)
             p.select.budget = whole ? 1 : 0.5;
             p.select.block_q = p.select.block_k = 64;
             p.dense_first_layer = 0;
-            esa_session *s = cog_forward(&b, c, &p);
+            esa_session *s = dit_run(&b, &p);
             esa_session_stats stats = { .struct_size = sizeof stats };
-            cog_ok(&b, esa_session_get_stats(s, &stats, -1, -1));
-            const double e = largest(b.out, dense, b.out_count);
+            dit_ok(&b, esa_session_get_stats(s, &stats, -1, -1));
+            const double e = largest(b.v, dense, b.out_count);
             print_message("selector %d, mode %d, density %.2f: %.2e\n", rules[i].selector,
                           rules[i].mode, stats.density, e);
             assert_true(whole ? e < TOLERANCE : e > 1e-4 && e < 1 && stats.density < 0.95);
             esa_session_free(s);
         }
     free(dense);
-    cog_close(&b);
+    dit_close(&b);
 }
 
 static void refusals(void **state)
 {
     (void)state;
     const cog_case *c = &cog_cases[1];
-    cog_bench b;
+    dit_bench b;
     cog_open_dit(&b, c, 1, ESA_DEVICE_CPU, 0);
     esa_layout layout = esa_layout_default();
     static const struct {
@@ -144,35 +145,34 @@ static void refusals(void **state)
     };
     layout.text_front_q = c->config.max_text;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        assert_refused(b.ctx,
-                       esa_cog_dit_begin(b.dit, wrong[i].latent, &layout, ESA_SELECT_ENTROPY,
-                                         ESA_MODE_FIXED, 1),
-                       ESA_ERR_ARGUMENT, wrong[i].says, NULL);
+        assert_refused(
+            b.ctx,
+            esa_dit_begin(b.dit, wrong[i].latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+            ESA_ERR_ARGUMENT, wrong[i].says, NULL);
     layout.text_front_q = 0;
-    assert_refused(
-        b.ctx, esa_cog_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
-        ESA_ERR_ARGUMENT, "0 rows of text", NULL);
+    assert_refused(b.ctx,
+                   esa_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+                   ESA_ERR_ARGUMENT, "0 rows of text", NULL);
     layout.text_front_q = c->config.max_text;
-    cog_ok(&b, esa_cog_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
-    assert_refused(b.ctx, esa_cog_dit_forward(b.dit, NULL, 0, b.out, b.x, 1), ESA_ERR_STATE,
+    dit_ok(&b, esa_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
+    assert_refused(b.ctx, forward(b.dit, NULL, 0, b.v, b.x, 1), ESA_ERR_STATE,
                    "no text for branch 0", NULL);
-    assert_refused(b.ctx, esa_cog_dit_text(b.dit, 0, b.text, 3), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, set_text(b.dit, 0, b.text, 3), ESA_ERR_MISMATCH,
                    "3 rows, but self-attention has places for 26", NULL);
     b.ticks = 0;
     b.stop_at = 2; /* after the second block */
-    esa_session_params p = cog_dense(ESA_ORDER_RASTER);
+    esa_session_params p = dense(ESA_ORDER_RASTER);
     p.layers = c->config.layers;
     p.steps = 1;
     p.select.layout = layout;
     esa_session *s = NULL;
-    cog_ok(&b, esa_session_create(b.ctx, &s, &p));
-    cog_ok(&b, esa_session_begin(s));
-    cog_ok(&b, esa_session_step(s, 0, 0));
-    cog_ok(&b, esa_cog_dit_text(b.dit, 0, b.text, c->config.max_text));
-    assert_refused(b.ctx, esa_cog_dit_forward(b.dit, s, 0, b.out, b.x, 1), ESA_ERR_STATE,
-                   "cancelled", NULL);
+    dit_ok(&b, esa_session_create(b.ctx, &s, &p));
+    dit_ok(&b, esa_session_begin(s));
+    dit_ok(&b, esa_session_step(s, 0, 0));
+    dit_ok(&b, set_text(b.dit, 0, b.text, c->config.max_text));
+    assert_refused(b.ctx, forward(b.dit, s, 0, b.v, b.x, 1), ESA_ERR_STATE, "cancelled", NULL);
     esa_session_free(s);
-    cog_close(&b);
+    dit_close(&b);
 }
 
 /* ---------------------------------------------------------------- the decoder */
@@ -182,17 +182,17 @@ static void clips(void **state)
     (void)state;
     for (int32_t i = 0; i < COG_CLIPS; i++) {
         const cog_clip *c = &cog_clips[i];
-        cog_bench b;
+        bench b;
         char what[64];
         cog_open_vae(&b, c, 1 + i % 2, ESA_DEVICE_CPU);
         esa_tensors *golden = golden_open(b.ctx, "cog.safetensors");
-        cog_ok(&b, cog_decode(&b, c, NULL));
+        ok(&b, decode(&b, c->name, c->latent, c->tile));
         snprintf(what, sizeof what, "clip.%s", c->name);
-        const double e = error_of(golden, what, b.out, b.out_count);
+        const double e = error_of(golden, what, b.clip, b.count);
         print_message("%s: %.2e\n", c->name, e);
         assert_true(e < TOLERANCE);
         esa_tensors_free(golden);
-        cog_close(&b);
+        bench_close(&b);
     }
 }
 
@@ -202,109 +202,92 @@ static void bytes(void **state)
     (void)state;
     for (int32_t i = 2; i < COG_CLIPS; i += 2) {
         const cog_clip *c = &cog_clips[i];
-        cog_bench b;
+        bench b;
         cog_open_vae(&b, c, 2, ESA_DEVICE_CPU);
-        uint8_t *got = malloc((size_t)b.out_count);
-        cog_ok(&b, cog_decode(&b, c, NULL));
-        const int64_t held = b.nn.held + b.in_count * 4;
+        ok(&b, decode(&b, c->name, c->latent, c->tile));
+        uint8_t *got = malloc((size_t)b.count);
+        const int64_t held = b.nn.held;
         b.nn.peak = 0;
-        cog_ok(&b, cog_decode(&b, c, got));
-        assert_int_equal(b.nn.peak, held + esa_cog_vae_bytes(b.vae, c->latent, c->tile));
-        for (int64_t k = 0; k < b.out_count; k++)
-            assert_int_equal(got[k], lrintf((b.out[k] * 0.5f + 0.5f) * 255.0f));
-        b.x[5] = NAN;
-        assert_refused(b.ctx, cog_decode(&b, c, got), ESA_ERR_FORMAT, "NaN", NULL);
-        b.x[5] = 0;
-        b.ticks = 0;
+        ok(&b, decode_to(&b, c->name, c->latent, c->tile, got));
+        assert_int_equal(b.nn.peak, held + esa_vae_bytes(b.vae, c->latent, c->tile));
+        check_bytes(&b, got);
+        b.broken = 1;
+        assert_refused(b.ctx, decode_to(&b, c->name, c->latent, c->tile, got), ESA_ERR_FORMAT,
+                       "NaN", NULL);
+        b.broken = 0;
         b.stop_at = 1;
-        assert_refused(b.ctx, cog_decode(&b, c, got), ESA_ERR_STATE, "cancelled", NULL);
-        cog_clip odd = *c;
-        odd.tile = 7;
-        assert_refused(b.ctx, cog_decode(&b, &odd, got), ESA_ERR_ARGUMENT, "tile is 7", NULL);
+        assert_refused(b.ctx, decode_to(&b, c->name, c->latent, c->tile, got), ESA_ERR_STATE,
+                       "cancelled", NULL);
+        assert_refused(b.ctx, decode_to(&b, c->name, c->latent, 7, got), ESA_ERR_ARGUMENT,
+                       "tile is 7", NULL);
         free(got);
-        cog_close(&b);
+        bench_close(&b);
     }
 }
 
 /* ---------------------------------------------------------------- faults */
 
-static char message[600]; /* the message, before trimming clears it */
-
-/* The life of a transformer, or of a decoder if dit is 0. The first failure is returned. */
-static esa_status life(esa_ctx *ctx, cog_bench *b, const void *which, int32_t dit)
+/* The life of a transformer. The first failure is returned. */
+static esa_status dit_life(esa_ctx *ctx, void *from)
 {
-    cog_bench own = { .ctx = ctx, .frames = b->frames, .out = b->out, .out_count = b->out_count };
+    const cog_case *c = &cog_cases[0];
+    dit_bench *b = from, own = { .ctx = ctx };
     esa_session *session = NULL;
-    esa_session_params p = cog_dense(ESA_ORDER_HILBERT);
-    esa_status status;
+    esa_session_params p = dense(ESA_ORDER_HILBERT);
     esa_nn_init(&own.nn, ctx);
     own.env = (esa_part_env){ .nn = &own.nn, .folder = b->folder.top.dir, .hold = ESA_HOLD_BF16 };
-    if (dit) {
-        const cog_case *c = which;
-        p.select.layout.text_front_q = c->config.max_text;
-        p.layers = c->config.layers;
-        p.steps = 1;
-        status = esa_cog_dit_open(&own.env, &own.dit, &c->config);
-        if (!status)
-            status = esa_cog_dit_begin(own.dit, c->latent, &p.select.layout, p.select.selector,
-                                       p.select.mode, 1);
-        if (!status) status = esa_cog_dit_text(own.dit, 0, b->text, c->config.max_text);
-        if (!status) status = esa_session_create(ctx, &session, &p);
-        if (!status) status = esa_session_begin(session);
-        if (!status) status = esa_session_step(session, 0, 0);
-        if (!status) status = esa_cog_dit_forward(own.dit, session, 0, b->out, b->x, c->t);
-    } else {
-        const cog_clip *c = which;
-        esa_cog_vae_config config = *c->config;
-        config.factor_s = 1 << (config.levels - 1);
-        status = esa_cog_vae_open(&own.env, &own.vae, &config);
-        if (!status)
-            status = esa_cog_vae_decode(own.vae, b->x, c->latent, c->tile, cog_keep_frame, &own);
-    }
+    p.select.layout.text_front_q = c->config.max_text;
+    p.layers = c->config.layers;
+    p.steps = 1;
+    esa_status status = open_dit(&own.env, &own.dit, &esa_cog_dit_kind, &c->config);
+    if (!status)
+        status = esa_dit_begin(own.dit, c->latent, &p.select.layout, p.select.selector,
+                               p.select.mode, 1);
+    if (!status) status = set_text(own.dit, 0, b->text, c->config.max_text);
+    if (!status) status = esa_session_create(ctx, &session, &p);
+    if (!status) status = esa_session_begin(session);
+    if (!status) status = esa_session_step(session, 0, 0);
+    if (!status) status = forward(own.dit, session, 0, b->v, b->x, c->t);
     snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
     esa_session_free(session);
-    esa_cog_dit_free(own.dit);
-    esa_cog_vae_free(own.vae);
+    esa_dit_free(own.dit);
     assert_int_equal(own.nn.held, own.nn.scratch_bytes);
     esa_nn_close(&own.nn);
     esa_ctx_trim(ctx);
     return status;
 }
 
-/* Every allocation fails once: a status, a message, and no leak. */
-static void fail_each(cog_bench *b, const void *which, int32_t dit)
+/* The same for a decoder. */
+static esa_status vae_life(esa_ctx *ctx, void *from)
 {
-    counting count;
-    esa_ctx *ctx = counting_ctx(&count, 1);
-    const int64_t before = count.live;
-    int64_t failures = 0;
-    esa_status status;
-    do {
-        count.left = failures;
-        status = life(ctx, b, which, dit);
-        if (status) {
-            assert_int_equal(status, ESA_ERR_MEMORY);
-            assert_true(strlen(message) > 10);
-            failures++;
-        }
-        assert_int_equal(count.live, before);
-    } while (status && failures < 5000);
-    print_message("%lld allocations\n", (long long)failures);
-    assert_true(failures > 20);
-    esa_ctx_free(ctx);
-    assert_int_equal(count.live, 0);
+    const cog_clip *c = &cog_clips[0];
+    bench own = { .ctx = ctx };
+    esa_cog_vae_config config = *c->config;
+    config.factor_s = 1 << (config.levels - 1);
+    esa_nn_init(&own.nn, ctx);
+    own.env = (esa_part_env){ .nn = &own.nn, .folder = ((bench *)from)->folder.top.dir };
+    esa_status status = open_vae(&own.env, &own.vae, &esa_cog_vae_kind, &config);
+    if (!status) status = decode(&own, c->name, c->latent, c->tile);
+    snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
+    esa_vae_free(own.vae);
+    free(own.clip);
+    assert_int_equal(own.nn.held, own.nn.scratch_bytes);
+    esa_nn_close(&own.nn);
+    esa_ctx_trim(ctx);
+    return status;
 }
 
 static void every_allocation(void **state)
 {
     (void)state;
-    cog_bench b;
-    cog_open_dit(&b, &cog_cases[0], 1, ESA_DEVICE_CPU, 0);
-    fail_each(&b, &cog_cases[0], 1);
-    cog_close(&b);
-    cog_open_vae(&b, &cog_clips[0], 1, ESA_DEVICE_CPU);
-    fail_each(&b, &cog_clips[0], 0);
-    cog_close(&b);
+    dit_bench d;
+    bench v;
+    cog_open_dit(&d, &cog_cases[0], 1, ESA_DEVICE_CPU, 0);
+    fail_each(dit_life, &d, 20);
+    dit_close(&d);
+    cog_open_vae(&v, &cog_clips[0], 1, ESA_DEVICE_CPU);
+    fail_each(vae_life, &v, 20);
+    bench_close(&v);
 }
 
 int main(void)

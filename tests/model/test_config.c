@@ -2,8 +2,8 @@
  * message.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
-#include "model/family.h"
-#include "model/json_file.h"
+#include "model/family/family.h"
+#include "model/config/json_file.h"
 
 static esa_ctx *ctx;
 static scratch dir;

@@ -8,7 +8,7 @@
 #include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "model/fill.h"
-#include "model/model.h"
+#include "model/run/model.h"
 
 enum { T = 2, H = 3, W = 4 };
 
@@ -161,8 +161,8 @@ static void memory_group(void **state)
     esa_decode_params d = esa_decode_params_default();
     d.latents = s.path;
     const int32_t latent[3] = { 1, 256 / m.factor[1], 256 / m.factor[2] };
-    const int64_t whole = model->family->vae.bytes(model->vae, latent, 0),
-                  tiles = model->family->vae.bytes(model->vae, latent, 128);
+    const int64_t whole = esa_vae_bytes(model->vae, latent, 0),
+                  tiles = esa_vae_bytes(model->vae, latent, 128);
     assert_true(tiles < whole);
     esa_frames *frames = within(model, &d, &root, 2 * whole);
     assert_non_null(frames);

@@ -1,115 +1,44 @@
 /* test_hunyuan_dit.c - the transformer against diffusers, block by block; orders, threads and
  * density 1 do not change the result; the scheduler; wrong files and texts are refused.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/dit/hunyuan_dit.h"
 #include "model/hunyuan_cases.h"
 #include "model/sched/sched.h"
 
-typedef struct dit_run {
-    hunyuan_bench b;
+typedef struct watcher {
+    const dit_bench *b;
     const hunyuan_dit_case *c;
-    wan_folder folder;
-    esa_hunyuan_dit *dit;
     esa_tensors *golden;
-    float *x, *v, *text, *pooled;
-    int64_t in, out, tokens;
     int32_t seen;
     double worst;
-} dit_run;
+} watcher;
 
-static float *filled(const dit_run *r, const char *what, int64_t count, float scale)
+static void watch(void *user, int32_t block, const float *hidden, int64_t rows, int64_t d)
 {
-    float *data = malloc((size_t)count * 4);
+    watcher *w = user;
     char name[64];
-    assert_non_null(data);
-    snprintf(name, sizeof name, "%s.%s", r->c->name, what);
-    fill_tensor(data, count, name, scale, 0);
-    return data;
-}
-
-static void run_open(dit_run *r, const hunyuan_dit_case *c, int32_t threads)
-{
-    *r = (dit_run){ .c = c };
-    hunyuan_begin(&r->b, threads, ESA_DEVICE_CPU);
-    r->folder = hunyuan_folder(r->b.ctx, c->name, "transformer",
-                               "diffusion_pytorch_model.safetensors");
-    r->b.env.folder = r->folder.top.dir;
-    hunyuan_ok(&r->b, esa_hunyuan_dit_open(&r->b.env, &r->dit, &c->config));
-    r->golden = golden_open(r->b.ctx, "hunyuan.safetensors");
-    const int64_t volume = (int64_t)c->latent[0] * c->latent[1] * c->latent[2];
-    r->in = volume * c->config.in_channels;
-    r->out = volume * c->config.out_channels;
-    r->tokens = volume / (c->config.patch[0] * c->config.patch[1] * c->config.patch[2]);
-    r->x = filled(r, "latents", r->in, 2.0f);
-    r->v = malloc((size_t)r->out * 4);
-    r->text = filled(r, "text", c->rows * c->config.text_dim, 1.0f);
-    r->pooled = filled(r, "pooled", c->config.pooled_dim, 1.0f);
-}
-
-static void run_close(dit_run *r)
-{
-    esa_hunyuan_dit_free(r->dit);
-    esa_tensors_free(r->golden);
-    wan_folder_remove(&r->folder);
-    hunyuan_end(&r->b);
-    free(r->x);
-    free(r->v);
-    free(r->text);
-    free(r->pooled);
-}
-
-static void watch(void *user, int32_t block, const float *hidden, int64_t tokens, int64_t d)
-{
-    dit_run *r = user;
-    char name[64];
-    assert_int_equal(tokens, r->tokens + r->c->rows);
-    snprintf(name, sizeof name, "%s.block.%d", r->c->name, block);
+    assert_int_equal(rows, w->b->tokens + w->c->rows);
+    snprintf(name, sizeof name, "%s.block.%d", w->c->name, block);
     /* what the padding holds does not matter */
-    const double e = hunyuan_compare(r->golden, name, hidden, (r->tokens + r->c->valid) * d);
-    r->worst = fmax(r->worst, e);
-    r->seen++;
-}
-
-/* One forward as step 0 of 1. The caller frees the session. */
-static esa_session *run_forward(dit_run *r, esa_session_params *p)
-{
-    const hunyuan_dit_case *c = r->c;
-    esa_session *s = NULL;
-    const esa_text text = {
-        .data = r->text, .pooled = r->pooled, .rows = c->rows, .valid = c->valid
-    };
-    p->select.layout.text_back_q = (int32_t)c->rows;
-    hunyuan_ok(&r->b, esa_hunyuan_dit_begin(r->dit, c->latent, &p->select.layout,
-                                            p->select.selector, p->select.mode, 1));
-    hunyuan_ok(&r->b, esa_hunyuan_dit_text(r->dit, 0, &text));
-    p->layers = c->config.doubles + c->config.singles;
-    p->steps = 1;
-    p->warmup_frac = 0;
-    hunyuan_ok(&r->b, esa_session_create(r->b.ctx, &s, p));
-    hunyuan_ok(&r->b, esa_session_begin(s));
-    hunyuan_ok(&r->b, esa_session_step(s, 0, 0));
-    const esa_dit_call call = {
-        .session = s, .v = r->v, .x = r->x, .t = c->t, .guidance = c->guidance
-    };
-    hunyuan_ok(&r->b, esa_hunyuan_dit_forward(r->dit, &call));
-    return s;
+    const double e = hunyuan_compare(w->golden, name, hidden, (w->b->tokens + w->c->valid) * d);
+    w->worst = fmax(w->worst, e);
+    w->seen++;
 }
 
 static void check_case(const hunyuan_dit_case *c, int32_t order, int32_t watched)
 {
-    dit_run r;
+    dit_bench b;
     char name[64];
-    run_open(&r, c, 2);
-    if (watched) esa_hunyuan_dit_set_watch(r.dit, watch, &r);
-    esa_session_params p = esa_session_params_default();
-    p.mode = ESA_SESSION_DENSE;
-    p.select.layout.order = order;
-    esa_session_free(run_forward(&r, &p));
+    hunyuan_open(&b, c, 2, ESA_DEVICE_CPU, 0, 0);
+    watcher w = { .b = &b, .c = c, .golden = golden_open(b.ctx, "hunyuan.safetensors") };
+    if (watched) esa_dit_set_watch(b.dit, watch, &w);
+    esa_session_params p = dense(order);
+    esa_session_free(dit_run(&b, &p));
     snprintf(name, sizeof name, "%s.output", c->name);
-    const double e = hunyuan_compare(r.golden, name, r.v, r.out);
-    print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, r.worst, e);
-    assert_int_equal(r.seen, watched ? p.layers + 1 : 0);
-    run_close(&r);
+    const double e = hunyuan_compare(w.golden, name, b.v, b.out_count);
+    print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, w.worst, e);
+    assert_int_equal(w.seen, watched ? p.layers + 1 : 0);
+    esa_tensors_free(w.golden);
+    dit_close(&b);
 }
 
 static void blocks_and_output(void **unused)
@@ -127,30 +56,30 @@ static void blocks_and_output(void **unused)
 static void threads_and_density(void **unused)
 {
     (void)unused;
-    dit_run one, three;
-    run_open(&one, &hunyuan_dits[1], 1);
-    run_open(&three, &hunyuan_dits[1], 3);
+    dit_bench one, three;
+    hunyuan_open(&one, &hunyuan_dits[1], 1, ESA_DEVICE_CPU, 0, 0);
+    hunyuan_open(&three, &hunyuan_dits[1], 3, ESA_DEVICE_CPU, 0, 0);
     esa_session_params p = esa_session_params_default(), q = p, dense = p;
     p.mode = q.mode = ESA_SESSION_ONLINE;
     p.dense_first_layer = q.dense_first_layer = 0;
     p.select.budget = q.select.budget = 0.5;
-    esa_session_free(run_forward(&one, &p));
-    esa_session *s = run_forward(&three, &q);
+    esa_session_free(dit_run(&one, &p));
+    esa_session *s = dit_run(&three, &q);
     esa_session_stats stats = { .struct_size = sizeof stats };
-    hunyuan_ok(&three.b, esa_session_get_stats(s, &stats, -1, -1));
+    dit_ok(&three, esa_session_get_stats(s, &stats, -1, -1));
     assert_int_equal(stats.sparse_calls, p.layers);
     assert_true(stats.density < 0.95);
     esa_session_free(s);
-    assert_memory_equal(one.v, three.v, (size_t)one.out * 4);
+    assert_memory_equal(one.v, three.v, (size_t)one.out_count * 4);
     dense.mode = ESA_SESSION_DENSE;
-    esa_session_free(run_forward(&one, &dense));
+    esa_session_free(dit_run(&one, &dense));
     q.select.budget = 1;
-    esa_session_free(run_forward(&three, &q));
-    const double e = golden_error(one.v, 1, three.v, one.out, 1);
+    esa_session_free(dit_run(&three, &q));
+    const double e = golden_error(one.v, 1, three.v, one.out_count, 1);
     print_message("density 1 against dense: %.2e\n", e);
     assert_true(e < 1e-4); /* values up to 5, another order of sums */
-    run_close(&one);
-    run_close(&three);
+    dit_close(&one);
+    dit_close(&three);
 }
 
 /* Sigmas and timesteps are the same f32 numbers up to a rounding, and so are the samples of a run.
@@ -196,32 +125,30 @@ static void schedule(void **unused)
 static void refuses(void **unused)
 {
     (void)unused;
-    dit_run r;
-    run_open(&r, &hunyuan_dits[0], 1);
-    esa_hunyuan_config other = r.c->config;
+    dit_bench b;
+    hunyuan_open(&b, &hunyuan_dits[0], 1, ESA_DEVICE_CPU, 0, 0);
+    esa_hunyuan_config other = hunyuan_dits[0].config;
     other.singles = 2;
-    assert_refused(r.b.ctx, esa_hunyuan_dit_check(&r.b.env, &other), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, check_dit(&b.env, &esa_hunyuan_dit_kind, &other), ESA_ERR_MISMATCH,
                    "single_transformer_blocks.1", NULL);
-    other = r.c->config;
+    other = hunyuan_dits[0].config;
     other.guidance = 0;
-    assert_refused(r.b.ctx, esa_hunyuan_dit_check(&r.b.env, &other), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, check_dit(&b.env, &esa_hunyuan_dit_kind, &other), ESA_ERR_MISMATCH,
                    "guidance_embedder", NULL);
     esa_layout layout = esa_layout_default();
     const int32_t latent[3] = { 1, 6, 8 };
-    assert_refused(r.b.ctx, esa_hunyuan_dit_begin(r.dit, latent, &layout, ESA_SELECT_ENTROPY, 0, 1),
+    assert_refused(b.ctx, esa_dit_begin(b.dit, latent, &layout, ESA_SELECT_ENTROPY, 0, 1),
                    ESA_ERR_ARGUMENT, "text", NULL);
     layout.text_back_q = 12;
-    hunyuan_ok(&r.b, esa_hunyuan_dit_begin(r.dit, latent, &layout, ESA_SELECT_ENTROPY, 0, 1));
-    esa_text text = { .data = r.text, .pooled = r.pooled, .rows = 13, .valid = 13 };
-    assert_refused(r.b.ctx, esa_hunyuan_dit_text(r.dit, 0, &text), ESA_ERR_ARGUMENT, "13 rows",
-                   NULL);
+    dit_ok(&b, esa_dit_begin(b.dit, latent, &layout, ESA_SELECT_ENTROPY, 0, 1));
+    esa_text text = { .data = b.text, .pooled = b.pooled, .rows = 13, .valid = 13 };
+    assert_refused(b.ctx, esa_dit_text(b.dit, 0, &text), ESA_ERR_ARGUMENT, "13 rows", NULL);
     text.rows = 12;
     text.valid = 0;
-    assert_refused(r.b.ctx, esa_hunyuan_dit_text(r.dit, 0, &text), ESA_ERR_ARGUMENT, "0 of them",
-                   NULL);
+    assert_refused(b.ctx, esa_dit_text(b.dit, 0, &text), ESA_ERR_ARGUMENT, "0 of them", NULL);
     const esa_dit_call call = { .branch = 0 };
-    assert_refused(r.b.ctx, esa_hunyuan_dit_forward(r.dit, &call), ESA_ERR_STATE, "no text", NULL);
-    run_close(&r);
+    assert_refused(b.ctx, esa_dit_forward(b.dit, &call), ESA_ERR_STATE, "no text", NULL);
+    dit_close(&b);
 }
 
 int main(void)

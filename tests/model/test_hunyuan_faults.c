@@ -1,10 +1,8 @@
 /* test_hunyuan_faults.c - configs of HunyuanVideo that are read or refused; every allocation of its
  * parts fails once: a message, and no leak.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/dit/hunyuan_dit.h"
+#include "model/open_part.h"
 #include "model/hunyuan_cases.h"
-#include "model/text/causal.h"
-#include "model/vae/hunyuan_vae.h"
 
 /* ---------------------------------------------------------------- configs */
 
@@ -119,7 +117,7 @@ static esa_status run_dit(fault_run *r)
 {
     const hunyuan_dit_case *c = &hunyuan_dits[0];
     float x[4 * 48], v[4 * 48], data[12 * 16], pooled[8];
-    esa_hunyuan_dit *dit = NULL;
+    esa_dit *dit = NULL;
     esa_session *s = NULL;
     esa_session_params p = esa_session_params_default();
     const esa_text text = { .data = data, .pooled = pooled, .rows = 12, .valid = 7 };
@@ -131,40 +129,40 @@ static esa_status run_dit(fault_run *r)
     p.steps = 1;
     p.select.layout.text_back_q = 12;
     p.select.layout.order = ESA_ORDER_HILBERT;
-    esa_status status = esa_hunyuan_dit_open(&r->env, &dit, &c->config);
+    esa_status status = open_dit(&r->env, &dit, &esa_hunyuan_dit_kind, &c->config);
     if (!status)
-        status = esa_hunyuan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector,
-                                       p.select.mode, 1);
-    if (!status) status = esa_hunyuan_dit_text(dit, 0, &text);
+        status = esa_dit_begin(dit, c->latent, &p.select.layout, p.select.selector, p.select.mode,
+                               1);
+    if (!status) status = esa_dit_text(dit, 0, &text);
     if (!status) status = esa_session_create(r->ctx, &s, &p);
     if (!status) status = esa_session_begin(s);
     if (!status) status = esa_session_step(s, 0, 0);
     const esa_dit_call call = { .session = s, .v = v, .x = x, .t = c->t, .guidance = 6 };
-    if (!status) status = esa_hunyuan_dit_forward(dit, &call);
+    if (!status) status = esa_dit_forward(dit, &call);
     esa_session_free(s);
-    esa_hunyuan_dit_free(dit);
+    esa_dit_free(dit);
     return status;
 }
 
 static esa_status run_text(fault_run *r)
 {
-    esa_causal *e = NULL;
+    esa_part *e = NULL;
     float out[4 * 32];
-    esa_status status = esa_causal_open(&r->env, &e, &hunyuan_texts[0].config, "text_encoder");
+    esa_status status = open_causal(&r->env, &e, &hunyuan_texts[0].config, "text_encoder");
     if (!status) status = esa_causal_encode(e, out, (const int32_t[]){ 5, 9, 0, 98 }, 4);
-    esa_causal_free(e);
+    esa_part_free(e);
     return status;
 }
 
 static esa_status run_vae(fault_run *r)
 {
-    esa_hunyuan_vae *vae = NULL;
+    esa_vae *vae = NULL;
     static uint8_t rgb[17 * 16 * 24 * 3];
     float z[5 * 5 * 4 * 6];
     fill_tensor(z, 5 * 5 * 4 * 6, "z", 1, 0);
-    esa_status status = esa_hunyuan_vae_open(&r->env, &vae, &hunyuan_vaes[4].config);
-    if (!status) status = esa_hunyuan_vae_frames(vae, z, (const int32_t[]){ 5, 4, 6 }, 16, rgb);
-    esa_hunyuan_vae_free(vae);
+    esa_status status = open_vae(&r->env, &vae, &esa_hunyuan_vae_kind, &hunyuan_vaes[4].config);
+    if (!status) status = esa_vae_frames(vae, z, (const int32_t[]){ 5, 4, 6 }, 16, rgb);
+    esa_vae_free(vae);
     return status;
 }
 

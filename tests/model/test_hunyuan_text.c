@@ -1,7 +1,7 @@
 /* test_hunyuan_text.c - Llama and CLIP's text model against transformers; bad ids and files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/hunyuan_cases.h"
-#include "model/text/causal.h"
+#include "model/open_part.h"
 
 static void ids_of(int32_t *ids, const hunyuan_text_case *c)
 {
@@ -27,9 +27,9 @@ static void matches_transformers(void **unused)
             esa_tensors *golden = golden_open(b.ctx, "hunyuan.safetensors");
             const int64_t d = c->config.d, n = c->tokens * d;
             float *out = malloc((size_t)n * 4);
-            esa_causal *e;
+            esa_part *e;
             b.env.folder = f.top.dir;
-            hunyuan_ok(&b, esa_causal_open(&b.env, &e, &c->config, "text_encoder"));
+            hunyuan_ok(&b, open_causal(&b.env, &e, &c->config, "text_encoder"));
             hunyuan_ok(&b, esa_causal_encode(e, out, ids, c->tokens));
             const int32_t pooled = c->config.kind == ESA_CAUSAL_CLIP;
             const double error = hunyuan_compare(golden, c->name, pooled ? out + n - d : out,
@@ -38,7 +38,7 @@ static void matches_transformers(void **unused)
             if (first) assert_memory_equal(first, out, (size_t)n * 4);
             free(first);
             first = out;
-            esa_causal_free(e);
+            esa_part_free(e);
             esa_tensors_free(golden);
             wan_folder_remove(&f);
             hunyuan_end(&b);
@@ -55,21 +55,21 @@ static void refuses(void **unused)
     hunyuan_begin(&b, 1, ESA_DEVICE_CPU);
     wan_folder f = hunyuan_folder(b.ctx, clip->name, "text_encoder_2", "model.safetensors");
     b.env.folder = f.top.dir;
-    esa_causal *e;
+    esa_part *e;
     float out[32];
     int32_t ids[32] = { 5, 99 };
-    hunyuan_ok(&b, esa_causal_open(&b.env, &e, &clip->config, "text_encoder_2"));
+    hunyuan_ok(&b, open_causal(&b.env, &e, &clip->config, "text_encoder_2"));
     assert_refused(b.ctx, esa_causal_encode(e, out, ids, 2), ESA_ERR_ARGUMENT, "99", "98", NULL);
     assert_refused(b.ctx, esa_causal_encode(e, out, ids, 0), ESA_ERR_ARGUMENT, "no tokens", NULL);
     assert_refused(b.ctx, esa_causal_encode(e, out, ids, 21), ESA_ERR_ARGUMENT, "21", "20", NULL);
-    esa_causal_free(e);
+    esa_part_free(e);
     esa_causal_config other = clip->config;
     other.layers = 4;
-    assert_refused(b.ctx, esa_causal_check(&b.env, &other, "text_encoder_2"), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, check_causal(&b.env, &other, "text_encoder_2"), ESA_ERR_MISMATCH,
                    "layers.3", NULL);
     /* the last layers of Llama are not run, but must be there */
-    assert_refused(b.ctx, esa_causal_check(&b.env, &llama->config, "text_encoder_2"),
-                   ESA_ERR_MISMATCH, "embed_tokens", NULL);
+    assert_refused(b.ctx, check_causal(&b.env, &llama->config, "text_encoder_2"), ESA_ERR_MISMATCH,
+                   "embed_tokens", NULL);
     wan_folder_remove(&f);
     hunyuan_end(&b);
 }
@@ -95,7 +95,7 @@ static void prefixes(void **unused)
         }
         if (!clip) shapes_add(&s, 2, 99, 32, 0, 0, 0, "lm_head.weight");
         wan_write_holes(scratch_path(&f.part, "model.safetensors"), s.list, s.count, "F32", 4);
-        hunyuan_ok(&b, esa_causal_check(&b.env, &c->config, "text_encoder"));
+        hunyuan_ok(&b, check_causal(&b.env, &c->config, "text_encoder"));
         free(s.list);
         wan_folder_remove(&f);
         hunyuan_end(&b);

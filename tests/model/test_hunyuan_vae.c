@@ -2,97 +2,27 @@
  * threads, cancelling, wrong files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/hunyuan_cases.h"
-#include "model/vae/hunyuan_vae.h"
-
-typedef struct vae_run {
-    hunyuan_bench b;
-    wan_folder folder;
-    esa_hunyuan_vae *vae;
-    float *clip;
-    int64_t pixels, frames, count;
-    int32_t ticks, stop_at;
-    int64_t total;
-} vae_run;
-
-static int32_t tick(void *user, int64_t done, int64_t total)
-{
-    vae_run *r = user;
-    assert_true(done >= 1 && done <= total);
-    r->total = total;
-    return ++r->ticks == r->stop_at;
-}
-
-static void run_open(vae_run *r, const hunyuan_vae_case *c, int32_t threads)
-{
-    memset(r, 0, sizeof *r);
-    hunyuan_begin(&r->b, threads, ESA_DEVICE_CPU);
-    r->folder = hunyuan_folder(r->b.ctx, c->key, "vae", "diffusion_pytorch_model.safetensors");
-    r->b.env.folder = r->folder.top.dir;
-    r->b.env.tick = tick;
-    r->b.env.tick_user = r;
-    hunyuan_ok(&r->b, esa_hunyuan_vae_open(&r->b.env, &r->vae, &c->config));
-}
-
-static void run_close(vae_run *r)
-{
-    esa_hunyuan_vae_free(r->vae);
-    wan_folder_remove(&r->folder);
-    hunyuan_end(&r->b);
-    free(r->clip);
-}
-
-static esa_status keep(void *user, int64_t frame, const float *rgb)
-{
-    vae_run *r = user;
-    assert_int_equal(frame, r->frames++);
-    for (int64_t i = 0; i < r->pixels; i++)
-        r->clip[frame * r->pixels + i] = fmaxf(-1.0f, fminf(1.0f, rgb[i]));
-    return ESA_OK;
-}
-
-/* bytes: where the frames go as bytes; NULL: to the clip. */
-static esa_status decode(vae_run *r, const hunyuan_vae_case *c, uint8_t *bytes)
-{
-    int32_t size[3];
-    const int64_t n = (int64_t)c->config.z_dim * c->latent[0] * c->latent[1] * c->latent[2];
-    float *z = malloc((size_t)n * 4);
-    char name[64];
-    snprintf(name, sizeof name, "%s.latents", c->name);
-    fill_tensor(z, n, name, 2.0f, 0);
-    esa_hunyuan_vae_size(&c->config, c->latent, size);
-    r->pixels = (int64_t)size[1] * size[2] * 3;
-    r->count = size[0] * r->pixels;
-    r->frames = r->ticks = 0;
-    free(r->clip);
-    r->clip = malloc((size_t)r->count * 4);
-    const esa_status status = bytes
-                                  ? esa_hunyuan_vae_frames(r->vae, z, c->latent, c->tile, bytes)
-                                  : esa_hunyuan_vae_decode(r->vae, z, c->latent, c->tile, keep, r);
-    if (!status && !bytes) assert_int_equal(r->frames, size[0]);
-    free(z);
-    return status;
-}
 
 static void matches_diffusers(void **unused)
 {
     (void)unused;
     for (size_t i = 0; i < sizeof hunyuan_vaes / sizeof hunyuan_vaes[0]; i++) {
         const hunyuan_vae_case *c = &hunyuan_vaes[i];
-        vae_run r;
-        run_open(&r, c, 2);
-        const int64_t held = r.b.nn.held - r.b.nn.scratch_bytes;
-        r.b.nn.peak = 0;
-        hunyuan_ok(&r.b, decode(&r, c, NULL));
-        assert_int_equal(r.ticks, r.total);
-        esa_tensors *golden = golden_open(r.b.ctx, "hunyuan.safetensors");
-        print_message("%s: %.2e\n", c->name, hunyuan_compare(golden, c->name, r.clip, r.count));
+        bench b;
+        hunyuan_open_vae(&b, c, 2, ESA_DEVICE_CPU);
+        const int64_t held = b.nn.held - b.nn.scratch_bytes;
+        b.nn.peak = 0;
+        ok(&b, decode(&b, c->name, c->latent, c->tile));
+        assert_int_equal(b.ticks, b.total);
+        esa_tensors *golden = golden_open(b.ctx, "hunyuan.safetensors");
+        print_message("%s: %.2e\n", c->name, hunyuan_compare(golden, c->name, b.clip, b.count));
         esa_tensors_free(golden);
         /* it takes what it announced, and the scratch of single operations */
-        const int64_t said = esa_hunyuan_vae_bytes(r.vae, c->latent, c->tile);
-        assert_int_equal(r.b.nn.held - r.b.nn.scratch_bytes, held);
-        assert_true(r.b.nn.peak <= held + said + r.b.nn.scratch_bytes);
-        assert_true(r.b.nn.peak >= held + said);
-        run_close(&r);
+        const int64_t said = esa_vae_bytes(b.vae, c->latent, c->tile);
+        assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
+        assert_true(b.nn.peak <= held + said + b.nn.scratch_bytes);
+        assert_true(b.nn.peak >= held + said);
+        bench_close(&b);
     }
 }
 
@@ -100,43 +30,41 @@ static void bytes_and_threads(void **unused)
 {
     (void)unused;
     const hunyuan_vae_case *c = &hunyuan_vaes[1];
-    vae_run one, three;
-    run_open(&one, c, 1);
-    run_open(&three, c, 3);
-    hunyuan_ok(&one.b, decode(&one, c, NULL));
-    hunyuan_ok(&three.b, decode(&three, c, NULL));
+    bench one, three;
+    hunyuan_open_vae(&one, c, 1, ESA_DEVICE_CPU);
+    hunyuan_open_vae(&three, c, 3, ESA_DEVICE_CPU);
+    ok(&one, decode(&one, c->name, c->latent, c->tile));
+    ok(&three, decode(&three, c->name, c->latent, c->tile));
     assert_memory_equal(one.clip, three.clip, (size_t)one.count * 4);
     uint8_t *bytes = malloc((size_t)one.count);
-    hunyuan_ok(&three.b, decode(&three, c, bytes));
-    for (int64_t i = 0; i < one.count; i++)
-        assert_int_equal(bytes[i], lrintf((one.clip[i] * 0.5f + 0.5f) * 255.0f));
+    ok(&three, decode_to(&three, c->name, c->latent, c->tile, bytes));
+    check_bytes(&one, bytes);
     free(bytes);
-    run_close(&one);
-    run_close(&three);
+    bench_close(&one);
+    bench_close(&three);
 }
 
 static void refuses_and_stops(void **unused)
 {
     (void)unused;
-    hunyuan_vae_case c = hunyuan_vaes[2];
-    vae_run r;
-    run_open(&r, &c, 1);
-    c.tile = 40;
-    assert_refused(r.b.ctx, decode(&r, &c, NULL), ESA_ERR_ARGUMENT, "40 pixels", "32", NULL);
-    c.tile = 0;
-    const int64_t held = r.b.nn.held - r.b.nn.scratch_bytes;
-    r.stop_at = 2;
-    assert_int_equal(decode(&r, &c, NULL), ESA_ERR_STATE);
-    assert_int_equal(r.b.nn.held - r.b.nn.scratch_bytes, held);
-    esa_hunyuan_vae_config other = c.config;
+    const hunyuan_vae_case *c = &hunyuan_vaes[2];
+    bench b;
+    hunyuan_open_vae(&b, c, 1, ESA_DEVICE_CPU);
+    assert_refused(b.ctx, decode(&b, c->name, c->latent, 40), ESA_ERR_ARGUMENT, "40 pixels", "32",
+                   NULL);
+    const int64_t held = b.nn.held - b.nn.scratch_bytes;
+    b.stop_at = 2;
+    assert_int_equal(decode(&b, c->name, c->latent, 0), ESA_ERR_STATE);
+    assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
+    esa_hunyuan_vae_config other = c->config;
     other.res_blocks = 2;
-    assert_refused(r.b.ctx, esa_hunyuan_vae_check(&r.b.env, &other), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, check_vae(&b.env, &esa_hunyuan_vae_kind, &other), ESA_ERR_MISMATCH,
                    "decoder.up_blocks.0.resnets.2", NULL);
-    other = c.config;
+    other = c->config;
     other.attention = 0;
-    assert_refused(r.b.ctx, esa_hunyuan_vae_check(&r.b.env, &other), ESA_ERR_MISMATCH,
+    assert_refused(b.ctx, check_vae(&b.env, &esa_hunyuan_vae_kind, &other), ESA_ERR_MISMATCH,
                    "decoder.mid_block.attentions.0", NULL);
-    run_close(&r);
+    bench_close(&b);
 }
 
 int main(void)

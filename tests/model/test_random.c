@@ -3,7 +3,7 @@
 #include "io/scratch.h"
 
 #include "esa/esa_tensors.h"
-#include "model/random.h"
+#include "model/run/random.h"
 
 static esa_tensors *golden(esa_ctx *ctx)
 {

@@ -5,7 +5,7 @@
  * ESA_TEST_TIMES=1 also prints how fast weights are loaded and copied. */
 #include "model/store_kit.h"
 #include "model/dit_cases.h"
-#include "model/dit/wan_dit_internal.h"
+#include "model/dit/dit.h"
 
 /* ---------------------------------------------------------------- random weights */
 
@@ -110,25 +110,15 @@ static void f8_files(void **state)
 
 /* ---------------------------------------------------------------- a whole transformer */
 
-static double distance(const float *a, const float *b, int64_t count)
-{
-    double difference = 0, size = 0;
-    for (int64_t i = 0; i < count; i++) {
-        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        size += (double)b[i] * (double)b[i];
-    }
-    return sqrt(difference / size);
-}
-
 /* Opens the transformer of a bench again, with linear layers of another type, or a limit. */
 static void reopen(dit_bench *b, const dit_case *c, int32_t linear, int64_t limit)
 {
     const esa_part_env env = {
         .nn = &b->nn, .folder = b->folder.top.dir, .linear = linear, .limit = limit
     };
-    esa_wan_dit_free(b->dit);
+    esa_dit_free(b->dit);
     b->dit = NULL;
-    dit_ok(b, esa_wan_dit_open(&env, &b->dit, &c->config));
+    dit_ok(b, open_dit(&env, &b->dit, &esa_wan_dit_kind, &c->config));
 }
 
 /* The output of wan-tiny's case, bit for bit, with weights that stay and with ever less memory, in
@@ -145,21 +135,21 @@ static void transformer(void **state)
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
     for (int f8 = 0; f8 < 2; f8++) {
         if (f8) reopen(&b, c, ESA_DTYPE_F8, 0);
-        esa_session_free(dit_forward(&b, c, &params));
+        esa_session_free(dit_run(&b, &params));
         want[f8] = malloc((size_t)b.out_count * 4);
         memcpy(want[f8], b.v, (size_t)b.out_count * 4);
         esa_store_plan plan;
-        esa_store_get_plan(b.dit->store, &plan);
+        esa_store_get_plan(esa_dit_store(b.dit), &plan);
         assert_int_equal(plan.f8, f8 ? 8 * (c->config.layers - 2) : 0);
         const int64_t total = plan.resident_bytes;
         for (int percent = 85; percent >= 50; percent -= 35) {
-            dit_ok(&b, esa_store_fit(b.dit->store, total * percent / 100));
-            esa_store_get_plan(b.dit->store, &plan);
+            dit_ok(&b, esa_store_fit(esa_dit_store(b.dit), total * percent / 100));
+            esa_store_get_plan(esa_dit_store(b.dit), &plan);
             print_message("%s, %d %%: %lld of %lld blocks stay\n", f8 ? "F8" : "BF16", percent,
                           (long long)plan.resident, (long long)plan.groups);
             assert_true(plan.resident < plan.groups);
             memset(b.v, 0, (size_t)b.out_count * 4);
-            esa_session_free(dit_forward(&b, c, &params));
+            esa_session_free(dit_run(&b, &params));
             assert_memory_equal(b.v, want[f8], (size_t)b.out_count * 4);
         }
     }
@@ -181,29 +171,29 @@ static void limited(void **state)
     esa_session_params params = esa_session_params_default();
     params.mode = ESA_SESSION_DENSE;
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
-    esa_session_free(dit_forward(&b, c, &params));
+    esa_session_free(dit_run(&b, &params));
     float *want = malloc((size_t)b.out_count * 4);
     memcpy(want, b.v, (size_t)b.out_count * 4);
     const int64_t workspace = b.nn.be->products->workspace(b.ctx);
-    esa_store_get_plan(b.dit->store, &plan);
+    esa_store_get_plan(esa_dit_store(b.dit), &plan);
     assert_int_equal(plan.resident, c->config.layers);
     /* as much again as the weights, the workspace of products, and the driver's share */
     const int64_t limit = (2 * plan.resident_bytes + workspace) * 16 / 15;
     reopen(&b, c, ESA_DTYPE_BF16, limit);
-    esa_store_get_plan(b.dit->store, &plan);
+    esa_store_get_plan(esa_dit_store(b.dit), &plan);
     assert_int_equal(plan.resident, c->config.layers); /* nothing else is there yet */
     int64_t stayed = c->config.layers;
     for (int32_t frames = 1; frames <= 64; frames *= 2) {
         const int32_t latent[3] = { frames, c->latent[1], c->latent[2] };
         esa_layout layout = params.select.layout;
-        const esa_status status = esa_wan_dit_begin(b.dit, latent, &layout, params.select.selector,
-                                                    params.select.mode, 1);
+        const esa_status status = esa_dit_begin(b.dit, latent, &layout, params.select.selector,
+                                                params.select.mode, 1);
         if (status) { /* the activations alone are too large */
             assert_int_equal(status, ESA_ERR_MEMORY);
             assert_non_null(strstr(esa_ctx_error(b.ctx), "at least"));
             break;
         }
-        esa_store_get_plan(b.dit->store, &plan);
+        esa_store_get_plan(esa_dit_store(b.dit), &plan);
         print_message("%d frames: %lld of %lld blocks stay, %lld of %lld bytes\n", frames,
                       (long long)plan.resident, (long long)plan.groups, (long long)b.nn.held,
                       (long long)limit);
@@ -212,7 +202,7 @@ static void limited(void **state)
         stayed = plan.resident;
     }
     assert_true(stayed < c->config.layers);
-    esa_session_free(dit_forward(&b, c, &params)); /* a smaller one again */
+    esa_session_free(dit_run(&b, &params)); /* a smaller one again */
     assert_memory_equal(b.v, want, (size_t)b.out_count * 4);
     assert_true(b.nn.held <= limit);
     free(want);
@@ -230,7 +220,7 @@ static void room_stays(void **state)
     esa_store_plan all, left, now;
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
     const int64_t workspace = b.nn.be->products->workspace(b.ctx);
-    esa_store_get_plan(b.dit->store, &all);
+    esa_store_get_plan(esa_dit_store(b.dit), &all);
     const int64_t limit = (8 * all.resident_bytes + workspace) * 16 / 15;
     reopen(&b, c, ESA_DTYPE_BF16, limit);
     /* the decoder takes all but two thirds of the weights' bytes */
@@ -238,22 +228,22 @@ static void room_stays(void **state)
                                 .after = limit / 16 * 15 - workspace - all.resident_bytes * 2 / 3 };
     for (int32_t i = 0; i < 2; i++) {
         esa_layout layout = esa_session_params_default().select.layout;
-        esa_wan_dit_set_room(b.dit, &room);
-        dit_ok(&b,
-               esa_wan_dit_begin(b.dit, latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
-        esa_store_get_plan(b.dit->store, i ? &now : &left);
+        esa_dit_set_room(b.dit, &room);
+        dit_ok(&b, esa_dit_begin(b.dit, latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
+        esa_store_get_plan(esa_dit_store(b.dit), i ? &now : &left);
         if (i) break;
         assert_in_range(left.resident, 0, left.groups - 1);
-        esa_wan_dit_end(b.dit);
-        dit_ok(&b, esa_store_give(b.dit->store, all.resident_bytes / 4));
-        esa_store_get_plan(b.dit->store, &now);
+        esa_dit_end(b.dit);
+        dit_ok(&b, esa_store_give(esa_dit_store(b.dit), all.resident_bytes / 4));
+        esa_store_get_plan(esa_dit_store(b.dit), &now);
         assert_true(now.resident < left.resident);
         const int64_t given = now.resident;
-        dit_ok(&b, esa_store_clear(b.dit->store, 1 << 20, 0));
-        esa_store_get_plan(b.dit->store, &now);
+        dit_ok(&b, esa_store_clear(esa_dit_store(b.dit), 1 << 20, 0));
+        esa_store_get_plan(esa_dit_store(b.dit), &now);
         assert_int_equal(now.resident, given);
-        dit_ok(&b, esa_store_give(b.dit->store, INT64_C(1) << 40)); /* the least that works */
-        esa_store_get_plan(b.dit->store, &now);
+        dit_ok(&b,
+               esa_store_give(esa_dit_store(b.dit), INT64_C(1) << 40)); /* the least that works */
+        esa_store_get_plan(esa_dit_store(b.dit), &now);
         assert_true(now.resident == 0 && now.lanes == 1);
     }
     assert_int_equal(now.resident, left.resident);

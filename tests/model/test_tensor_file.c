@@ -4,7 +4,7 @@
 #include "io/scratch.h"
 
 #include "esa/esa_tensors.h"
-#include "model/tensor_file.h"
+#include "model/run/tensor_file.h"
 
 static void put(esa_ctx *ctx, const char *path, int32_t dtype, int32_t rank, const int64_t *dim,
                 const void *data, int64_t bytes)

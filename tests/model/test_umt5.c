@@ -1,7 +1,7 @@
 /* test_umt5.c - the text encoder against transformers; all ways to hold weights agree; bad ids and
  * files.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/t5_text.h"
+#include "model/text/text.h"
 #include "model/umt5_cases.h"
 
 /* f32 against f32 with another order of sums: 1e-6 of the scale is seen, the engine promises
@@ -73,7 +73,7 @@ static void held_in_any_way(void **unused)
         bench b;
         bench_open(&b, ctx, f.top.dir, holds[i]);
         int64_t parameters, held, mapped;
-        esa_umt5_memory(b.encoder, &parameters, &held, &mapped);
+        esa_part_memory(b.encoder, &parameters, &held, &mapped);
         /* the others use the bf16 of the file */
         const int32_t copied = holds[i] == ESA_HOLD_F32 || holds[i] == ESA_HOLD_AUTO;
         assert_true(copied ? held >= 4 * parameters
@@ -106,8 +106,8 @@ static void refuses(void **unused)
                    NULL);
     esa_umt5_config other = b.config;
     other.layers = 4;
-    esa_umt5 *none = b.encoder;
-    assert_refused(ctx, esa_umt5_open(&b.env, &none, &other), ESA_ERR_MISMATCH, "encoder.block.3",
+    esa_part *none = b.encoder;
+    assert_refused(ctx, open_umt5(&b.env, &none, &other), ESA_ERR_MISMATCH, "encoder.block.3",
                    NULL);
     assert_null(none);
     bench_close(&b);
@@ -136,18 +136,31 @@ static void hub_sized(void **unused)
     wan_shapes s = umt5_shapes(&xxl);
     assert_int_equal(s.count, 242);
     wan_write_holes(scratch_path(&f.part, "model.safetensors"), s.list, s.count, "BF16", 2);
-    ok(&b, esa_umt5_check(&b.env, &xxl));
-    esa_umt5 *encoder = NULL;
-    ok(&b, esa_umt5_open(&b.env, &encoder, &xxl));
+    ok(&b, check_umt5(&b.env, &xxl));
+    esa_part *encoder = NULL;
+    ok(&b, open_umt5(&b.env, &encoder, &xxl));
     int64_t parameters, held, mapped;
-    esa_umt5_memory(encoder, &parameters, &held, &mapped);
+    esa_part_memory(encoder, &parameters, &held, &mapped);
     assert_true(parameters > INT64_C(5670000000) && parameters < INT64_C(5690000000));
     assert_true(mapped >= 2 * parameters && held < (8 << 20)); /* norms and tables only */
-    esa_umt5_free(encoder);
+    esa_part_free(encoder);
     free(s.list);
     bench_close(&b);
     wan_folder_remove(&f);
     esa_ctx_free(ctx);
+}
+
+static esa_status open_t5(bench *b, esa_text_part **part)
+{
+    b->config.cleans = 1;
+    const esa_status status = esa_text_make(&b->env, part, &esa_t5_text, &b->config);
+    return status ? status : esa_text_load(*part);
+}
+
+static esa_status encode_t5(esa_text_part *part, float *out, const char *prompt, int64_t rows)
+{
+    esa_text text = { .data = out, .rows = rows };
+    return esa_text_encode(part, &text, prompt);
 }
 
 /* Every allocation fails once: a message, and no leak. */
@@ -167,19 +180,18 @@ static void out_of_memory(void **unused)
     for (int64_t at = 0, done = 0; !done; at++) {
         esa_nn_init(&b.nn, ctx);
         b.env = (esa_part_env){ .nn = &b.nn, .folder = folder };
-        esa_t5_text *part = NULL;
-        int64_t valid;
+        esa_text_part *part = NULL;
         counter.left = at;
-        esa_status status = esa_t5_text_open(&b.env, &part, &b.config, ESA_T5_CLEAN);
+        esa_status status = open_t5(&b, &part);
         if (status == ESA_ERR_UNSUPPORTED) break;
-        if (status == ESA_OK) status = esa_t5_text_encode(part, out, "a red ball", 16, &valid);
+        if (status == ESA_OK) status = encode_t5(part, out, "a red ball", 16);
         done = counter.left >= 0;
         counter.left = -1;
         if (done)
             ok(&b, status);
         else
             assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
-        esa_t5_text_free(part);
+        esa_text_free(part);
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
         esa_nn_close(&b.nn);
         assert_int_equal(counter.live, live);
@@ -197,39 +209,38 @@ static void whole_part(void **unused)
     esa_ctx *ctx = make_ctx(2);
     bench b;
     bench_open(&b, ctx, folder, ESA_HOLD_AUTO);
-    esa_t5_text *part = NULL;
-    int64_t valid;
-    const esa_status built = esa_t5_text_check(&b.env, &b.config);
+    esa_text_part *part = NULL;
+    const esa_status built = esa_text_make(&b.env, &part, &esa_t5_text, &b.config);
 #ifndef ESA_HAVE_SENTENCEPIECE
     if (built == ESA_ERR_UNSUPPORTED) skip();
 #endif
     ok(&b, built);
-    ok(&b, esa_t5_text_open(&b.env, &part, &b.config, ESA_T5_CLEAN));
+    esa_text_free(part);
+    ok(&b, open_t5(&b, &part));
     const int64_t d = b.config.d_model;
     float *a = malloc((size_t)(64 * d) * 4), *c = malloc((size_t)(64 * d) * 4);
-    ok(&b, esa_t5_text_encode(part, a, "a red ball", 64, &valid));
-    ok(&b, esa_t5_text_encode(part, c, " a&nbsp;RED\tball\n", 64, &valid));
+    ok(&b, encode_t5(part, a, "a red ball", 64));
+    ok(&b, encode_t5(part, c, " a&nbsp;RED\tball\n", 64));
     assert_memory_equal(a, c, (size_t)(64 * d) * 4);
     int64_t last = 64 * d;
     while (last && a[last - 1] == 0) last--;
     assert_true(last > 3 * d && last <= 8 * d);
-    ok(&b, esa_t5_text_encode(part, c, "", 64, &valid)); /* eos alone */
+    ok(&b, encode_t5(part, c, "", 64)); /* eos alone */
     last = 64 * d;
     while (last && c[last - 1] == 0) last--;
     assert_true(last > 0 && last <= d);
-    ok(&b,
-       esa_t5_text_encode(part, c, "a red ball rolls to the right over a blue floor", 4, &valid));
-    assert_refused(ctx, esa_t5_text_encode(part, c, "a \xff ball", 4, &valid), ESA_ERR_ARGUMENT,
-                   "not valid UTF-8", "0xff", "position 2", NULL);
+    ok(&b, encode_t5(part, c, "a red ball rolls to the right over a blue floor", 4));
+    assert_refused(ctx, encode_t5(part, c, "a \xff ball", 4), ESA_ERR_ARGUMENT, "not valid UTF-8",
+                   "0xff", "position 2", NULL);
     char *much = malloc(10001);
     memset(much, 'a', 10000);
     much[10000] = 0;
-    assert_refused(ctx, esa_t5_text_encode(part, c, much, 4, &valid), ESA_ERR_ARGUMENT,
-                   "10000 characters", "8192", NULL);
+    assert_refused(ctx, encode_t5(part, c, much, 4), ESA_ERR_ARGUMENT, "10000 characters", "8192",
+                   NULL);
     free(much);
     free(a);
     free(c);
-    esa_t5_text_free(part);
+    esa_text_free(part);
     bench_close(&b);
     esa_ctx_free(ctx);
 }

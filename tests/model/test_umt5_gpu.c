@@ -34,7 +34,7 @@ static void same_bits(void **unused)
         /* A layer takes 16 KB: two of the three fit beside the states and the driver's share. */
         const int64_t limit = (b.nn.be->products->workspace(ctx) + 50000) * 16 / 15;
         b.env = (esa_part_env){ .nn = &b.nn, .folder = f.top.dir, .limit = i == 2 ? limit : 0 };
-        ok(&b, esa_umt5_open(&b.env, &b.encoder, &b.config));
+        ok(&b, open_umt5(&b.env, &b.encoder, &b.config));
         out[i] = encode(&b, c->name, c->tokens);
         bench_close(&b);
         if (i) assert_memory_equal(out[0], out[i], (size_t)(c->tokens * c->config.d_model) * 4);
@@ -58,20 +58,20 @@ static void bad_luck(void **unused)
     wan_folder f = make_folder(ctx, &c->config, ESA_FILE_F32);
     bench b;
     bench_open_on(&b, ctx, f.top.dir, ESA_HOLD_AUTO, ESA_DEVICE_CUDA);
-    esa_umt5_free(b.encoder);
+    esa_part_free(b.encoder);
     int32_t n = 0, failures = 0, over = 0;
     for (; !over && n < 1000; n++) {
         char text[16];
         snprintf(text, sizeof text, "%d", n);
         setenv("ESA_STAND_IN_FAIL", text, 1);
-        esa_status status = esa_umt5_open(&b.env, &b.encoder, &b.config);
+        esa_status status = open_umt5(&b.env, &b.encoder, &b.config);
         if (!status) status = esa_umt5_encode(b.encoder, out, ids, 5);
         over = getenv("ESA_STAND_IN_FAIL") != NULL;
         unsetenv("ESA_STAND_IN_FAIL");
         if (over) ok(&b, status);
         if (status) assert_true(esa_ctx_error(ctx)[0]);
         failures += status != ESA_OK;
-        esa_umt5_free(b.encoder);
+        esa_part_free(b.encoder);
         b.encoder = NULL;
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
     }
@@ -104,7 +104,7 @@ static void times(void **unused)
     ok(&b, esa_nn_use(&b.nn, ESA_DEVICE_CUDA));
     b.env = (esa_part_env){ .nn = &b.nn, .random = 1 };
     double start = esa_nn_now();
-    ok(&b, esa_umt5_open(&b.env, &b.encoder, &b.config));
+    ok(&b, open_umt5(&b.env, &b.encoder, &b.config));
     print_message("UMT5-XXL: opened in %.2f s\n", esa_nn_now() - start);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         double best = 1e9;

@@ -31,13 +31,9 @@ static void bytes(void **unused)
             const int32_t latent[3] = { 3, 5, 21 };
             bench_open_on(&b, &small, NULL, 2, device ? ESA_DEVICE_CUDA : ESA_DEVICE_CPU);
             ok(&b, decode(&b, "bytes", latent, tiles[t]));
-            float *clip = malloc((size_t)b.count * 4);
             uint8_t *got = malloc((size_t)b.count);
-            memcpy(clip, b.clip, (size_t)b.count * 4);
             ok(&b, decode_to(&b, "bytes", latent, tiles[t], got));
-            for (int64_t i = 0; i < b.count; i++)
-                assert_int_equal(got[i], lrintf((clip[i] * 0.5f + 0.5f) * 255.0f));
-            free(clip);
+            check_bytes(&b, got);
             free(got);
             bench_close(&b);
         }
@@ -57,10 +53,10 @@ static void memory_is_announced(void **unused)
         const int64_t held = gpu.nn.held;
         gpu.nn.peak = 0;
         ok(&gpu, decode_to(&gpu, "memory", latent, tile, out));
-        const int64_t said = esa_wan_vae_bytes(gpu.vae, latent, tile);
+        const int64_t said = esa_vae_bytes(gpu.vae, latent, tile);
         assert_int_equal(gpu.nn.held, held);
         assert_int_equal(gpu.nn.peak, held + said);
-        if (!tile) assert_true(said < 6 * esa_wan_vae_bytes(cpu.vae, latent, tile) / 10);
+        if (!tile) assert_true(said < 6 * esa_vae_bytes(cpu.vae, latent, tile) / 10);
         free(out);
     }
     bench_close(&cpu);
@@ -97,14 +93,14 @@ static void bad_luck(void **unused)
         char text[16];
         snprintf(text, sizeof text, "%d", n);
         setenv("ESA_STAND_IN_FAIL", text, 1);
-        esa_status status = esa_wan_vae_open(&b.env, &b.vae, &b.config);
+        esa_status status = open_vae(&b.env, &b.vae, &esa_wan_vae_kind, &b.config);
         if (!status) status = decode_to(&b, "x", (const int32_t[]){ 2, 2, 3 }, 0, out);
         over = getenv("ESA_STAND_IN_FAIL") != NULL;
         unsetenv("ESA_STAND_IN_FAIL");
         if (over) ok(&b, status);
         if (status) assert_true(esa_ctx_error(b.ctx)[0]);
         failures += status != ESA_OK;
-        esa_wan_vae_free(b.vae);
+        esa_vae_free(b.vae);
         b.vae = NULL;
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
     }
@@ -137,13 +133,13 @@ static void random_weights(void **unused)
         bench_begin(&b[i], &small, NULL, 2, i ? ESA_DEVICE_CUDA : ESA_DEVICE_CPU, 0);
         b[i].env.random = 1;
         b[i].env.folder = "/nowhere";
-        ok(&b[i], esa_wan_vae_open(&b[i].env, &b[i].vae, &b[i].config));
+        ok(&b[i], open_vae(&b[i].env, &b[i].vae, &esa_wan_vae_kind, &b[i].config));
         ok(&b[i], decode(&b[i], "random", (const int32_t[]){ 2, 5, 7 }, 0));
     }
     double size = 0;
     for (int64_t i = 0; i < b[0].count; i++) size = fmax(size, fabs((double)b[0].clip[i]));
     assert_true(size > 1e-3);
-    assert_true(distance(b[1].clip, b[0].clip, b[0].count) < 0.02 * size);
+    assert_true(apart(b[1].clip, b[0].clip, b[0].count) < 0.02 * size);
     bench_close(&b[0]);
     bench_close(&b[1]);
 }
@@ -170,7 +166,7 @@ static void time_at(const char *name, int32_t height, int32_t width)
     b.config = wan;
     b.env.random = 1;
     double start = esa_nn_now(), seconds[3];
-    ok(&b, esa_wan_vae_open(&b.env, &b.vae, &wan));
+    ok(&b, open_vae(&b.env, &b.vae, &esa_wan_vae_kind, &wan));
     print_message("%s: opened in %.2f s, weights %.2f GiB", name, esa_nn_now() - start,
                   (double)b.nn.held / (1 << 30));
     uint8_t *out = malloc((size_t)81 * (size_t)height * (size_t)width * 3);

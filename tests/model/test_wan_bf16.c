@@ -31,10 +31,10 @@ static void holds(void **state)
         dit_bench b;
         esa_session_params p = dense(ESA_ORDER_RASTER);
         dit_open_on(&b, c, hold[i], 1 + 2 * (i % 2), ON_HOST_BF16);
-        esa_session_free(dit_forward(&b, c, &p));
+        esa_session_free(dit_run(&b, &p));
         const size_t bytes = (size_t)b.out_count * 4;
         int64_t parameters, held, mapped;
-        esa_wan_dit_memory(b.dit, &parameters, &held, &mapped);
+        esa_dit_memory(b.dit, &parameters, &held, &mapped);
         assert_true(held < parameters * 3); /* the rest is f32 */
         if (!first) {
             first = malloc(bytes);

@@ -45,12 +45,12 @@ static void run_case(const dit_case *c, int32_t order)
     dit_open(&b, c, ESA_HOLD_F32, 2);
     esa_tensors *golden = golden_open(b.ctx, "wan_dit.safetensors");
     watcher w = { golden, c->name, atoll(esa_tensors_metadata(golden, "every")), 0, 0 };
-    esa_wan_dit_set_watch(b.dit, watch, &w);
+    esa_dit_set_watch(b.dit, watch, &w);
     esa_session_params p = esa_session_params_default();
     p.mode = ESA_SESSION_DENSE;
     p.select.layout.order = order;
     if (order == ESA_ORDER_ADAPTIVE) p.select.selector = ESA_SELECT_ERROR; /* it needs it */
-    esa_session *s = dit_forward(&b, c, &p);
+    esa_session *s = dit_run(&b, &p);
     const double e = compare(&w, "output", b.v, b.out_count);
     print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, w.worst, e);
     assert_int_equal(w.seen, c->config.layers + 1);
@@ -87,7 +87,7 @@ static void adaptive_order(void **state)
     dit_open(&b, c, ESA_HOLD_F32, 2);
     esa_session_params p = esa_session_params_default();
     p.mode = ESA_SESSION_DENSE;
-    esa_session *s = dit_forward(&b, c, &p);
+    esa_session *s = dit_run(&b, &p);
     float *dense = malloc((size_t)b.out_count * 4);
     assert_non_null(dense);
     memcpy(dense, b.v, (size_t)b.out_count * 4);
@@ -98,7 +98,7 @@ static void adaptive_order(void **state)
         p = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ERROR, b.tokens);
         if (i) p.select.layout.order = ESA_ORDER_HILBERT;
         p.select.budget = 0.8;
-        s = dit_forward(&b, c, &p);
+        s = dit_run(&b, &p);
         assert_int_equal(p.select.layout.order_applied, i);
         error[i] = golden_error(b.v, 1, dense, b.out_count, scale);
         esa_session_stats stats = { .struct_size = sizeof stats };
@@ -124,7 +124,7 @@ static void threads(void **state)
         dit_open(&b, c, ESA_HOLD_F32, n);
         esa_session_params p = esa_session_params_default();
         p.mode = ESA_SESSION_DENSE;
-        esa_session *s = dit_forward(&b, c, &p);
+        esa_session *s = dit_run(&b, &p);
         if (!first) {
             first = malloc((size_t)b.out_count * 4);
             assert_non_null(first);
@@ -150,7 +150,7 @@ static void holds(void **state)
         dit_open(&b, c, hold[i], 2);
         esa_session_params p = esa_session_params_default();
         p.mode = ESA_SESSION_DENSE;
-        esa_session *s = dit_forward(&b, c, &p);
+        esa_session *s = dit_run(&b, &p);
         if (!exact) {
             exact = malloc((size_t)b.out_count * 4);
             assert_non_null(exact);
@@ -160,7 +160,7 @@ static void holds(void **state)
         for (int64_t n = 0; n < b.out_count; n++) scale = fmax(scale, fabs((double)exact[n]));
         const double e = golden_error(b.v, 1, exact, b.out_count, scale);
         int64_t parameters, held, mapped;
-        esa_wan_dit_memory(b.dit, &parameters, &held, &mapped);
+        esa_dit_memory(b.dit, &parameters, &held, &mapped);
         if (hold[i] == ESA_HOLD_BF16) {
             print_message("bf16 weights: %.2e\n", e);
             assert_true(e > 0 && e < 3e-2);
@@ -191,16 +191,16 @@ static void wrong_sizes(void **state)
     for (int32_t i = 0; i < 5; i++) {
         layout = esa_layout_default();
         assert_int_equal(
-            esa_wan_dit_begin(b.dit, latent[i], &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2),
+            esa_dit_begin(b.dit, latent[i], &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2),
             ESA_ERR_ARGUMENT);
         assert_true(strlen(esa_ctx_error(b.ctx)) > 20);
     }
     layout = esa_layout_default();
-    dit_ok(&b, esa_wan_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2));
-    assert_int_equal(esa_wan_dit_text(b.dit, 2, b.text, 3), ESA_ERR_ARGUMENT);
-    assert_int_equal(esa_wan_dit_text(b.dit, 0, b.text, 0), ESA_ERR_ARGUMENT);
-    dit_ok(&b, esa_wan_dit_text(b.dit, 0, b.text, 3));
-    assert_int_equal(esa_wan_dit_forward(b.dit, NULL, 1, b.v, b.x, 1), ESA_ERR_STATE);
+    dit_ok(&b, esa_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2));
+    assert_int_equal(set_text(b.dit, 2, b.text, 3), ESA_ERR_ARGUMENT);
+    assert_int_equal(set_text(b.dit, 0, b.text, 0), ESA_ERR_ARGUMENT);
+    dit_ok(&b, set_text(b.dit, 0, b.text, 3));
+    assert_int_equal(forward(b.dit, NULL, 1, b.v, b.x, 1), ESA_ERR_STATE);
     dit_close(&b);
 }
 
@@ -224,8 +224,8 @@ static void wan_tiny_weights(void **state)
     assert_int_equal(esa_config_wan(ctx, &c, path), ESA_OK);
     snprintf(path, sizeof path, "%s/wan-tiny", models && *models ? models : "models");
     const esa_part_env env = { .nn = &nn, .folder = path };
-    esa_wan_dit *dit = NULL;
-    assert_int_equal(esa_wan_dit_open(&env, &dit, &c), ESA_OK);
+    esa_dit *dit = NULL;
+    assert_int_equal(open_dit(&env, &dit, &esa_wan_dit_kind, &c), ESA_OK);
     enum { COUNT = 16 * 17 * 32 * 32 };
     float *x = malloc(COUNT * 4), *v = malloc(COUNT * 4),
           *text = malloc((size_t)(512 * c.text_dim) * 4);
@@ -246,14 +246,14 @@ static void wan_tiny_weights(void **state)
         p.layers = c.layers;
         p.steps = 1;
         esa_session *s = NULL;
-        assert_int_equal(esa_wan_dit_begin(dit, (int32_t[]){ 17, 32, 32 }, &p.select.layout,
-                                           ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+        assert_int_equal(esa_dit_begin(dit, (int32_t[]){ 17, 32, 32 }, &p.select.layout,
+                                       ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
                          ESA_OK);
-        assert_int_equal(esa_wan_dit_text(dit, 0, text, 512), ESA_OK);
+        assert_int_equal(set_text(dit, 0, text, 512), ESA_OK);
         assert_int_equal(esa_session_create(ctx, &s, &p), ESA_OK);
         assert_int_equal(esa_session_begin(s), ESA_OK);
         assert_int_equal(esa_session_step(s, 0, 0), ESA_OK);
-        assert_int_equal(esa_wan_dit_forward(dit, s, 0, v, x, run[i].t), ESA_OK);
+        assert_int_equal(forward(dit, s, 0, v, x, run[i].t), ESA_OK);
         int64_t n;
         const float *want = golden_find(golden, run[i].name, &n);
         assert_int_equal(n, COUNT);
@@ -268,7 +268,7 @@ static void wan_tiny_weights(void **state)
     free(x);
     free(v);
     free(text);
-    esa_wan_dit_free(dit);
+    esa_dit_free(dit);
     esa_nn_close(&nn);
     esa_ctx_free(ctx);
 }

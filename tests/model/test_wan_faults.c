@@ -3,18 +3,19 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
+#include "model/fail_each.h"
 #include "model/sched/sched.h"
-
-static char message[600]; /* the message, before trimming clears it */
 
 /* Config, weights as bf16 (so that copies are made), one video, text, a sparse forward, a scheduler
  * step. The first failure is returned. */
-static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path, const dit_case *c,
-                       float *v, const float *x, const float *text)
+static esa_status life(esa_ctx *ctx, void *from)
 {
+    const dit_case *c = &dit_cases[0];
+    dit_bench *b = from;
+    char path[640];
     esa_nn nn;
     esa_wan_config config;
-    esa_wan_dit *dit = NULL;
+    esa_dit *dit = NULL;
     esa_session *session = NULL;
     esa_sched *sched = NULL;
     esa_session_params p = esa_session_params_default();
@@ -23,26 +24,27 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
     };
     p.select.block_q = p.select.block_k = 32;
     esa_nn_init(&nn, ctx);
-    const esa_part_env env = { .nn = &nn, .folder = folder, .hold = ESA_HOLD_BF16 };
-    esa_status status = esa_config_wan(ctx, &config, config_path);
-    if (status == ESA_OK) status = esa_wan_dit_open(&env, &dit, &config);
+    const esa_part_env env = { .nn = &nn, .folder = b->folder.top.dir, .hold = ESA_HOLD_BF16 };
+    snprintf(path, sizeof path, "%s", scratch_path(&b->folder.part, "config.json"));
+    esa_status status = esa_config_wan(ctx, &config, path);
+    if (status == ESA_OK) status = open_dit(&env, &dit, &esa_wan_dit_kind, &config);
     if (status == ESA_OK)
-        status = esa_wan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector,
-                                   p.select.mode, 1);
-    if (status == ESA_OK) status = esa_wan_dit_text(dit, 0, text, c->text_rows);
+        status = esa_dit_begin(dit, c->latent, &p.select.layout, p.select.selector, p.select.mode,
+                               1);
+    if (status == ESA_OK) status = set_text(dit, 0, b->text, c->text_rows);
     p.layers = c->config.layers;
     p.steps = 1;
     p.warmup_frac = 0;
     if (status == ESA_OK) status = esa_session_create(ctx, &session, &p);
     if (status == ESA_OK) status = esa_session_begin(session);
     if (status == ESA_OK) status = esa_session_step(session, 0, 0);
-    if (status == ESA_OK) status = esa_wan_dit_forward(dit, session, 0, v, x, c->t);
+    if (status == ESA_OK) status = forward(dit, session, 0, b->v, b->x, c->t);
     if (status == ESA_OK) status = esa_sched_create(&nn, &sched, &sc, 1, 4 * 2 * 16 * 16);
-    if (status == ESA_OK) status = esa_sched_step(sched, 0, v, x, NULL);
+    if (status == ESA_OK) status = esa_sched_step(sched, 0, b->v, b->x, NULL);
     snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
     esa_sched_free(sched);
     esa_session_free(session);
-    esa_wan_dit_free(dit);
+    esa_dit_free(dit);
     assert_int_equal(nn.held, nn.scratch_bytes);
     esa_nn_close(&nn);
     assert_int_equal(nn.held, 0);
@@ -53,33 +55,9 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
 static void every_allocation(void **state)
 {
     (void)state;
-    const dit_case *c = &dit_cases[0];
     dit_bench b;
-    dit_open(&b, c, ESA_HOLD_F32, 1);
-    char config[640];
-    snprintf(config, sizeof config, "%s", scratch_path(&b.folder.part, "config.json"));
-    counting count;
-    esa_ctx *ctx = counting_ctx(&count, 1);
-    const int64_t before = count.live;
-    int64_t failures = 0;
-    esa_status status;
-    do {
-        count.left = failures;
-        status = life(ctx, b.folder.top.dir, config, c, b.v, b.x, b.text);
-        if (status != ESA_OK) {
-            if (status != ESA_ERR_MEMORY)
-                print_error("allocation %lld: %s: %s\n", (long long)failures,
-                            esa_status_name(status), message);
-            assert_int_equal(status, ESA_ERR_MEMORY);
-            assert_true(strlen(message) > 10);
-            failures++;
-        }
-        assert_int_equal(count.live, before);
-    } while (status != ESA_OK && failures < 5000);
-    print_message("%lld allocations\n", (long long)failures);
-    assert_true(failures > 30);
-    esa_ctx_free(ctx);
-    assert_int_equal(count.live, 0);
+    dit_open(&b, &dit_cases[0], ESA_HOLD_F32, 1);
+    fail_each(life, &b, 30);
     dit_close(&b);
 }
 

@@ -33,12 +33,12 @@ static void f8(void **state)
             const esa_part_env env = { .nn = &b[i].nn,
                                        .folder = b[i].folder.top.dir,
                                        .linear = ESA_DTYPE_F8 };
-            esa_wan_dit_free(b[i].dit);
+            esa_dit_free(b[i].dit);
             b[i].dit = NULL;
-            dit_ok(&b[i], esa_wan_dit_open(&env, &b[i].dit, &c->config));
+            dit_ok(&b[i], open_dit(&env, &b[i].dit, &esa_wan_dit_kind, &c->config));
         }
-        esa_wan_dit_set_watch(b[i].dit, keep, &s[i]);
-        esa_session_free(dit_forward(&b[i], c, &p));
+        esa_dit_set_watch(b[i].dit, keep_states, &s[i]);
+        esa_session_free(dit_run(&b[i], &p));
     }
     print_message("%s in F8, times bf16:", c->name);
     for (int32_t i = 0; i <= c->config.layers + 1; i++) {
@@ -67,7 +67,7 @@ static void sparse(void **state)
     dit_bench b;
     esa_session_params p = dense(ESA_ORDER_HILBERT);
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
-    esa_session_free(dit_forward(&b, c, &p));
+    esa_session_free(dit_run(&b, &p));
     const size_t bytes = (size_t)b.out_count * 4;
     float *full = malloc(bytes), *first = malloc(bytes);
     assert_true(full && first);
@@ -75,7 +75,7 @@ static void sparse(void **state)
     for (int32_t i = 0; i < 4; i++) {
         p = esa_session_params_recommended(ESA_SESSION_ONLINE, selectors[i / 2], b.tokens);
         p.select.budget = 0.8;
-        esa_session *s = dit_forward(&b, c, &p);
+        esa_session *s = dit_run(&b, &p);
         esa_session_stats stats = { .struct_size = sizeof stats };
         dit_ok(&b, esa_session_get_stats(s, &stats, -1, -1));
         assert_true(stats.sparse_calls > 0);
@@ -100,7 +100,7 @@ static void times(void **state)
     esa_session_params p = dense(ESA_ORDER_RASTER);
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
     const double start = esa_nn_now();
-    esa_session *s = dit_forward(&b, c, &p);
+    esa_session *s = dit_run(&b, &p);
     dit_ok(&b, b.nn.ops->settle(&b.nn));
     const double wall = esa_nn_now() - start;
     double sum = 0;
@@ -123,10 +123,10 @@ static void later(void **state)
     dit_bench b;
     esa_session_params p = dense(ESA_ORDER_RASTER);
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
-    esa_session_free(dit_forward(&b, c, &p));
+    esa_session_free(dit_run(&b, &p));
     dit_ok(&b, b.nn.ops->turn(&b.nn));
     assert_true(b.nn.seconds[ESA_NN_GEMM] == 0);
-    esa_session_free(dit_forward(&b, c, &p));
+    esa_session_free(dit_run(&b, &p));
     const double first = b.nn.seconds[ESA_NN_GEMM];
     assert_true(first > 0);
     dit_ok(&b, b.nn.ops->settle(&b.nn));

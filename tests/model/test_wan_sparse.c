@@ -87,18 +87,18 @@ static void run_online(dit_bench *b, const sparse_case *c)
 {
     const dit_case *m = &dit_cases[c->model];
     esa_session_params p = params_of(c);
-    dit_ok(b, esa_wan_dit_begin(b->dit, m->latent, &p.select.layout, p.select.selector,
-                                p.select.mode, 1));
-    dit_ok(b, esa_wan_dit_text(b->dit, 0, b->text, m->text_rows));
+    dit_ok(b,
+           esa_dit_begin(b->dit, m->latent, &p.select.layout, p.select.selector, p.select.mode, 1));
+    dit_ok(b, set_text(b->dit, 0, b->text, m->text_rows));
     p.layers = m->config.layers;
     p.steps = 1;
     p.warmup_frac = 0;
     dit_ok(b, esa_session_create(b->ctx, &seen.session, &p));
     dit_ok(b, esa_session_begin(seen.session));
     dit_ok(b, esa_session_step(seen.session, 0, 0));
-    esa_wan_dit_set_watch(b->dit, keep_mask, NULL);
-    dit_ok(b, esa_wan_dit_forward(b->dit, seen.session, 0, b->v, b->x, m->t));
-    esa_wan_dit_set_watch(b->dit, NULL, NULL);
+    esa_dit_set_watch(b->dit, keep_mask, NULL);
+    dit_ok(b, forward(b->dit, seen.session, 0, b->v, b->x, m->t));
+    esa_dit_set_watch(b->dit, NULL, NULL);
     esa_session_stats stats = { .struct_size = sizeof stats };
     dit_ok(b, esa_session_get_stats(seen.session, &stats, -1, -1));
     assert_int_equal(stats.sparse_calls, m->config.layers);
@@ -142,7 +142,7 @@ static void run_cached(dit_bench *b, const sparse_case *c, const uint8_t *const 
     p.mode = ESA_SESSION_CACHED;
     p.masks = masks;
     p.select.budget = info.budget_permille[0] / 1000.0;
-    esa_session *s = dit_forward(b, m, &p);
+    esa_session *s = dit_run(b, &p);
     esa_session_stats stats = { .struct_size = sizeof stats };
     dit_ok(b, esa_session_get_stats(s, &stats, -1, -1));
     assert_int_equal(stats.masks_loaded, L);

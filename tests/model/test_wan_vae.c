@@ -61,7 +61,7 @@ static void matches_diffusers_with_real_weights(void **unused)
     esa_tensor_info info = { .struct_size = sizeof info };
     if (esa_tensors_find(golden, "model", &info) == ESA_OK) compare(&b, golden, "model");
     int64_t parameters, held, mapped;
-    esa_wan_vae_memory(b.vae, &parameters, &held, &mapped);
+    esa_vae_memory(b.vae, &parameters, &held, &mapped);
     assert_true(parameters > 1000000 && held >= 4 * parameters && held < 8 * parameters &&
                 mapped == 0);
     esa_tensors_free(golden);
@@ -75,14 +75,14 @@ static void memory_is_bounded(void **unused)
     bench b;
     bench_open(&b, &small, NULL, 2);
     int64_t parameters, held, mapped;
-    esa_wan_vae_memory(b.vae, &parameters, &held, &mapped);
+    esa_vae_memory(b.vae, &parameters, &held, &mapped);
     int64_t last = 0;
     for (int32_t t = 1; t <= 6; t++)
         for (int32_t tile = 0; tile <= 16; tile += 16) {
             const int32_t latent[3] = { t, 6, 7 };
             b.nn.peak = 0;
             ok(&b, decode(&b, "memory", latent, tile));
-            const int64_t said = esa_wan_vae_bytes(b.vae, latent, tile);
+            const int64_t said = esa_vae_bytes(b.vae, latent, tile);
             assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
             assert_true(b.nn.peak <= held + said + b.nn.scratch_bytes);
             assert_true(b.nn.peak >= held + said);
@@ -114,7 +114,7 @@ static void refuses_and_stops(void **unused)
     assert_string_equal(esa_ctx_error(b.ctx),
                         "the VAE tile is 40 pixels, expected 0 or a multiple of 32");
     const float z = 0;
-    assert_int_equal(esa_wan_vae_decode(b.vae, &z, (const int32_t[]){ 0, 4, 4 }, 0, keep, &b),
+    assert_int_equal(esa_vae_decode(b.vae, &z, (const int32_t[]){ 0, 4, 4 }, 0, keep, &b),
                      ESA_ERR_ARGUMENT);
     const int64_t held = b.nn.held - b.nn.scratch_bytes;
     b.stop_at = 2;
@@ -132,11 +132,11 @@ static void names_what_is_wrong(void **unused)
     bench_open(&b, &small, NULL, 1);
     esa_wan_vae_config other = b.config;
     other.res_blocks = 2;
-    assert_int_equal(esa_wan_vae_check(&b.env, &b.config), ESA_OK);
-    assert_int_equal(esa_wan_vae_check(&b.env, &other), ESA_ERR_MISMATCH);
+    assert_int_equal(check_vae(&b.env, &esa_wan_vae_kind, &b.config), ESA_OK);
+    assert_int_equal(check_vae(&b.env, &esa_wan_vae_kind, &other), ESA_ERR_MISMATCH);
     assert_non_null(strstr(esa_ctx_error(b.ctx), "decoder.up_blocks.0.resnets.2"));
-    esa_wan_vae *none = b.vae;
-    assert_int_equal(esa_wan_vae_open(&b.env, &none, &other), ESA_ERR_MISMATCH);
+    esa_vae *none = b.vae;
+    assert_int_equal(open_vae(&b.env, &none, &esa_wan_vae_kind, &other), ESA_ERR_MISMATCH);
     assert_null(none);
     bench_close(&b);
 }
@@ -170,12 +170,12 @@ static void hub_sized(void **unused)
     shapes_conv(&s, 32, 32, 1, 1, 1, "quant_conv");
     wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list,
                     s.count, "F32", 4);
-    ok(&b, esa_wan_vae_check(&b.env, &wan));
+    ok(&b, check_vae(&b.env, &esa_wan_vae_kind, &wan));
     shapes_conv(&s, 96, 3, 3, 3, 3, "decoder.conv_more");
     wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list,
                     s.count, "F32", 4);
-    assert_refused(b.ctx, esa_wan_vae_check(&b.env, &wan), ESA_ERR_MISMATCH, "decoder.conv_more",
-                   NULL);
+    assert_refused(b.ctx, check_vae(&b.env, &esa_wan_vae_kind, &wan), ESA_ERR_MISMATCH,
+                   "decoder.conv_more", NULL);
     free(s.list);
     bench_close(&b);
 }
@@ -198,7 +198,7 @@ static void out_of_memory(void **unused)
         esa_nn_init(&b.nn, b.ctx);
         b.env = (esa_part_env){ .nn = &b.nn, .folder = b.folder.top.dir };
         counter.left = at;
-        esa_status status = esa_wan_vae_open(&b.env, &b.vae, &b.config);
+        esa_status status = open_vae(&b.env, &b.vae, &esa_wan_vae_kind, &b.config);
         if (status == ESA_OK) status = decode(&b, "x", (const int32_t[]){ 2, 3, 5 }, 16);
         done = counter.left >= 0;
         counter.left = -1;
@@ -206,7 +206,7 @@ static void out_of_memory(void **unused)
             ok(&b, status);
         else
             assert_refused(b.ctx, status, ESA_ERR_MEMORY, "memory", NULL);
-        esa_wan_vae_free(b.vae);
+        esa_vae_free(b.vae);
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
         esa_nn_close(&b.nn);
         assert_int_equal(counter.live, live);

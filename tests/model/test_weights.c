@@ -77,7 +77,7 @@ static esa_status check_folder(wan_folder *f, lines *l)
     const esa_part_env env = {
         .nn = &nn, .folder = f->top.dir, .report = l ? note : NULL, .report_user = l
     };
-    return esa_wan_dit_check(&env, &c);
+    return check_dit(&env, &esa_wan_dit_kind, &c);
 }
 
 /* 57 GB that take no disk space: 12 shards of 5 GB for the 14B, as on the hub. */

@@ -137,7 +137,7 @@ static esa_status check(const char *path, const esa_wan_config *config, lines *l
                                .transformer = path,
                                .report = l ? note : NULL,
                                .report_user = l };
-    return esa_wan_dit_check(&env, config);
+    return check_dit(&env, &esa_wan_dit_kind, config);
 }
 
 /* The tensors of a Wan model as a converter writes them: matrices of blocks in Q4_K. */

@@ -5,7 +5,7 @@
 
 #include "model/golden.h"
 #include "model/host_bf16.h"
-#include "model/text/umt5.h"
+#include "model/open_part.h"
 #include "model/wan_folder.h"
 
 typedef struct umt5_case {
@@ -149,7 +149,7 @@ typedef struct bench {
     esa_nn nn;
     esa_umt5_config config;
     esa_part_env env;
-    esa_umt5 *encoder;
+    esa_part *encoder;
 } bench;
 
 static inline void ok(bench *b, esa_status status)
@@ -169,7 +169,7 @@ static inline void bench_open_on(bench *b, esa_ctx *ctx, const char *folder, int
     snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
     /* The folder of a case says which of the two it is. */
     if (esa_config_umt5(ctx, &b->config, path)) ok(b, esa_config_t5(ctx, &b->config, path));
-    ok(b, esa_umt5_open(&b->env, &b->encoder, &b->config));
+    ok(b, open_umt5(&b->env, &b->encoder, &b->config));
 }
 
 static inline void bench_open(bench *b, esa_ctx *ctx, const char *folder, int32_t hold)
@@ -179,7 +179,7 @@ static inline void bench_open(bench *b, esa_ctx *ctx, const char *folder, int32_
 
 static inline void bench_close(bench *b)
 {
-    esa_umt5_free(b->encoder);
+    esa_part_free(b->encoder);
     assert_int_equal(b->nn.held, b->nn.scratch_bytes);
     esa_nn_close(&b->nn);
 }

@@ -15,16 +15,6 @@
  * rounding: both lose a tenth of the range, and which of the two loses more is a matter of luck. */
 #define SHARE_TINY 4.0
 
-static inline double distance(const float *a, const float *b, int64_t count)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const double e = (double)a[i] - (double)b[i];
-        sum += e * e;
-    }
-    return sqrt(sum / (double)count);
-}
-
 static inline double bf16_error(esa_ctx *ctx, const char *name)
 {
     int64_t n;
@@ -44,8 +34,7 @@ static inline void compare(const vae_case *c, const char *folder, int32_t device
     ok(&cpu, decode(&cpu, c->name, c->latent, c->tile));
     ok(&gpu, decode(&gpu, c->name, c->latent, c->tile));
     assert_int_equal(gpu.ticks, gpu.total);
-    const double off = distance(gpu.clip, cpu.clip, cpu.count),
-                 theirs = bf16_error(cpu.ctx, c->name);
+    const double off = apart(gpu.clip, cpu.clip, cpu.count), theirs = bf16_error(cpu.ctx, c->name);
     print_message("%s: %.5f, %.2f of what diffusers loses\n", c->name, off, off / theirs);
     assert_true(off <= (cpu.config.base_dim == 3 ? SHARE_TINY : SHARE) * theirs);
     bench_close(&cpu);

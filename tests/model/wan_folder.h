@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include "esa/esa_tensors.h"
 #include "model/fill.h"
-#include "model/config.h"
+#include "model/config/config.h"
 
 typedef struct wan_shape {
     char name[160];

@@ -6,8 +6,8 @@
  * models come from the tensors. */
 #include <stdio.h>
 
-#include "model/dit/cog_dit_internal.h"
-#include "model/weights_internal.h"
+#include "model/dit/cog_dit.h"
+#include "model/weights/weights_internal.h"
 
 typedef struct size {
     const char *name;
@@ -38,10 +38,9 @@ static void read_sizes(const esa_weights *w, esa_cog_config *c)
     c->out_channels = rows ? (int32_t)esa_max64(1, rows / area) : c->in_channels;
 }
 
-int32_t esa_cog_kind(esa_weights *w, esa_cog_config *c, char *line, size_t bytes)
+int32_t esa_cog_recognise(esa_weights *w, void *config, char *line, size_t bytes)
 {
-    esa_weights_naming(w, &esa_cog_original);
-    esa_weights_layout(w);
+    esa_cog_config *c = config;
     const esa_st_entry *patch = esa_weights_entry(w, "patch_embed.proj.weight");
     const size *s = NULL;
     if (!patch || !esa_weights_entry(w, "patch_embed.text_proj.weight") ||

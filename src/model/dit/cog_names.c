@@ -5,7 +5,7 @@
  * The authors have q, k and v in one tensor. Their modulation of a block holds the parts in front
  * of attention and of the feed-forward, first for the video and then for the text; diffusers has a
  * layer for attention and one for the feed-forward, both with video in front of text. */
-#include "model/dit/cog_dit_internal.h"
+#include "model/dit/dit.h"
 
 #define BLOCK "transformer_blocks.#."
 #define LAYER "transformer.layers.#."

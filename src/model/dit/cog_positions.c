@@ -3,7 +3,7 @@
  *
  * Numbers are rounded where diffusers rounds them: angles of rotations are f32 throughout, angles
  * of sums are double. */
-#include "model/dit/cog_dit_internal.h"
+#include "model/dit/cog_dit.h"
 
 #include <math.h>
 

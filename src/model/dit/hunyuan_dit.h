@@ -1,55 +1,104 @@
-/* hunyuan_dit.h - HunyuanVideo's transformer: computes the velocity from latents, timestep,
- * guidance and text.
+/* hunyuan_dit.h - the struct of HunyuanVideo's transformer: its tensors and what one video needs
+ * (hunyuan_dit_make.c), what is computed before the blocks (hunyuan_embed.c), the forward
+ * (hunyuan_dit.c).
  * SPDX-License-Identifier: Apache-2.0
  *
- *     esa_hunyuan_dit_open(env, &dit, &config);
- *     esa_hunyuan_dit_begin(dit, latent, &layout, selector, mode, branches);  // for one video size
- *     esa_hunyuan_dit_text(dit, branch, &text);                               // for each branch
- *     for each step and branch: esa_session_place(s, i, branch); esa_hunyuan_dit_forward(dit,
- * &call);
+ * Self-attention runs over [video][text][padding], of which the rows of the prompt are attended.
+ * Blocks of two kinds follow one another: double ones, where video and text have weights of their
+ * own, and single ones. A session counts them in this order.
  *
- * Self-attention runs over [video][text][padding]: layout->text_back_q rows of text, of which those
- * of the prompt are attended. Blocks of two kinds follow one another: double ones, where video and
- * text have weights of their own, and single ones. A session counts them in this order. The tokens
- * of the video are in the session's order between the first and the last layer. */
+ * Letters beside those of dit_kind.h: T = R, rows of text. */
 #ifndef ESA_MODEL_HUNYUAN_DIT_H
 #define ESA_MODEL_HUNYUAN_DIT_H
 
-#include "model/family.h"
-#include "model/hunyuan_config.h"
+#include "model/dit/dit_kind.h"
 
-typedef struct esa_hunyuan_dit esa_hunyuan_dit;
+#define ESA_HUNYUAN_WAVE 256 /* length of the sinusoid of a timestep */
+#define ESA_HUNYUAN_EPS  1e-6f
+#define ESA_HUNYUAN_WIDE 4 /* the refiner's hidden layer is this much wider than d */
 
-/* hunyuan_kind.c: the sizes of the published model; its hash is empty. */
-extern const esa_hunyuan_config esa_hunyuan_published;
-/* Whether an opened file holds a transformer of HunyuanVideo (ESA_KIND_*,
- * family.h). *config = its configuration as far as names and shapes tell it, and line = what it is,
- * unless it is OTHER. */
-int32_t esa_hunyuan_kind(esa_weights *w, esa_hunyuan_config *config, char *line, size_t bytes);
+/* Two layers with SiLU between them. */
+typedef struct hunyuan_mlp {
+    esa_linear one, two;
+} hunyuan_mlp;
 
-/* The functions of esa_dit_ops (family.h), where their rules are. */
-esa_status esa_hunyuan_dit_check(const esa_part_env *env, const esa_hunyuan_config *config);
-esa_status esa_hunyuan_dit_open(const esa_part_env *env, esa_hunyuan_dit **dit,
-                                const esa_hunyuan_config *config);
-void esa_hunyuan_dit_free(esa_hunyuan_dit *dit);
-void esa_hunyuan_dit_memory(const esa_hunyuan_dit *dit, int64_t *parameters, int64_t *held,
-                            int64_t *mapped);
-esa_store *esa_hunyuan_dit_store(esa_hunyuan_dit *dit);
-esa_status esa_hunyuan_dit_layout(const esa_hunyuan_dit *dit, const int32_t latent[3],
-                                  esa_layout *layout, int32_t selector, int32_t mode);
-void esa_hunyuan_dit_set_room(esa_hunyuan_dit *dit, const esa_dit_room *room);
-esa_status esa_hunyuan_dit_begin(esa_hunyuan_dit *dit, const int32_t latent[3], esa_layout *layout,
-                                 int32_t selector, int32_t mode, int32_t branches);
-void esa_hunyuan_dit_end(esa_hunyuan_dit *dit);
-int64_t esa_hunyuan_dit_bytes(const esa_hunyuan_dit *dit);
-/* text->rows may be fewer than the layout has; the rest is padding. */
-esa_status esa_hunyuan_dit_text(esa_hunyuan_dit *dit, int32_t branch, const esa_text *text);
-esa_status esa_hunyuan_dit_forward(esa_hunyuan_dit *dit, const esa_dit_call *call);
+/* A stream of a double block, video or text; a single block has one. */
+typedef struct hunyuan_stream {
+    esa_linear modulation;     /* [6d,d], or [3d,d] in a single block */
+    esa_linear q, k, v;        /* [d,d] */
+    esa_weight norm_q, norm_k; /* [head_dim] f32 */
+    esa_linear out;            /* [d,d], or [d, d + ffn] in a single block */
+    esa_linear up, down;       /* [ffn,d], [d,ffn]; a single block has no down */
+} hunyuan_stream;
 
-/* For tests: called with the output of each block, f32 [tokens][d], the video in grid order and
- * then the text, and with block = -1 for the input of the first. May be NULL. */
-typedef void (*esa_hunyuan_dit_watch)(void *user, int32_t block, const float *hidden,
-                                      int64_t tokens, int64_t d);
-void esa_hunyuan_dit_set_watch(esa_hunyuan_dit *dit, esa_hunyuan_dit_watch watch, void *user);
+typedef struct hunyuan_refiner {
+    esa_weight norm1, bias1, norm2, bias2;    /* [d] f32 */
+    esa_linear q, k, v, out, up, down, gates; /* gates [2d,d] */
+} hunyuan_refiner;
+
+/* The text of one branch. */
+typedef struct hunyuan_text {
+    void *room; /* owned: the rest lies in it */
+    int64_t room_bytes;
+    esa_view states; /* [T][text_dim] */
+    esa_view mean;   /* [1][text_dim] f32: of the rows of the prompt */
+    esa_view pooled; /* [1][pooled_dim] f32 */
+    float *key;      /* [T]: 0 for rows of the prompt, else -inf */
+    int32_t *length; /* [1]: N + rows of the prompt */
+} hunyuan_text;
+
+typedef struct esa_hunyuan_dit {
+    esa_dit dit;
+    esa_hunyuan_config config;
+    esa_linear patch; /* [d,C,pt,p,p] */
+    hunyuan_mlp time, guidance, pooled, refine_time, refine_text;
+    esa_linear proj_in; /* [d,text_dim] */
+    hunyuan_refiner *refiner;
+    hunyuan_stream *stream; /* [2 * doubles + singles]: video and text of each double block */
+    esa_linear norm_out, proj_out;   /* [2d,d], [P * C, d] */
+    float wave[2][ESA_HUNYUAN_WAVE]; /* sinusoids of timestep and guidance */
+
+    /* for one video */
+    hunyuan_text text[ESA_DIT_BRANCHES];
+    int32_t prepared[2][2]; /* [kind of block][F8]: its products were measured */
+    /* [S][d + widest]: attention writes its first d columns, q, k and v lie behind them; the hidden
+     * layer of a double block begins at column 0, that of a single one behind the first d */
+    esa_view wide;
+    esa_view sum, silu, more, between; /* [1][d] f32: embeddings of timestep, guidance and text */
+    esa_view e[2];                     /* [1][6d] f32: modulation of video and of text */
+    esa_view sinusoid[2];              /* [1][WAVE] f32 */
+} esa_hunyuan_dit;
+
+/* hunyuan_kind.c */
+int32_t esa_hunyuan_recognise(esa_weights *w, void *config, char *line, size_t bytes);
+/* hunyuan_dit.c: kind->before, block, after, prepare */
+esa_status esa_hunyuan_before(esa_dit *dit, const esa_dit_call *call);
+esa_status esa_hunyuan_block(esa_dit *dit, const esa_dit_call *call, int32_t i);
+esa_status esa_hunyuan_after(esa_dit *dit, const esa_dit_call *call);
+esa_status esa_hunyuan_prepare(esa_dit *dit, int32_t i);
+
+/* hunyuan_embed.c: fills silu with SiLU of the embedding of timestep, guidance and pooled vector,
+ * and the rows of text of x with the refined states. */
+esa_status esa_hunyuan_embed(esa_hunyuan_dit *hy, const hunyuan_text *text, double t,
+                             double guidance);
+
+/* Rows of the video or of the text. */
+static inline esa_view esa_hunyuan_rows(const esa_hunyuan_dit *hy, const esa_view *v, int32_t text)
+{
+    return text ? esa_dit_words(&hy->dit, v) : esa_dit_video(&hy->dit, v);
+}
+/* Columns of wide. */
+static inline esa_view esa_hunyuan_part(const esa_hunyuan_dit *hy, int64_t first, int64_t count)
+{
+    esa_view v = esa_view_cols(hy->wide, first, count);
+    v.scale = NULL;
+    return v;
+}
+/* The norm of x into a, as input of the layer next; text 0, 1, or 2 for all rows. */
+esa_norm_args esa_hunyuan_norm(const esa_hunyuan_dit *hy, int32_t text, const esa_linear *next,
+                               const float *scale, const float *shift);
+/* *in = columns of wide as input of a layer, in a if it takes another type. rows as above. */
+esa_status esa_hunyuan_input(esa_hunyuan_dit *hy, esa_view *in, int32_t text, const esa_view *from,
+                             const esa_linear *l);
 
 #endif

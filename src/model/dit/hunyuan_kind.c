@@ -6,8 +6,8 @@
  * other models come from the tensors. */
 #include <stdio.h>
 
-#include "model/dit/hunyuan_dit_internal.h"
-#include "model/weights_internal.h"
+#include "model/dit/hunyuan_dit.h"
+#include "model/weights/weights_internal.h"
 
 const esa_hunyuan_config esa_hunyuan_published = { .heads = 24,
                                                    .head_dim = 128,
@@ -53,10 +53,9 @@ static void read_sizes(const esa_weights *w, esa_hunyuan_config *c)
     c->out_channels = out ? (int32_t)esa_max64(1, out / volume) : c->in_channels;
 }
 
-int32_t esa_hunyuan_kind(esa_weights *w, esa_hunyuan_config *c, char *line, size_t bytes)
+int32_t esa_hunyuan_recognise(esa_weights *w, void *config, char *line, size_t bytes)
 {
-    esa_weights_naming(w, &esa_hunyuan_original);
-    esa_weights_layout(w);
+    esa_hunyuan_config *c = config;
     if (!esa_weights_entry(w, "context_embedder.proj_in.weight") ||
         !esa_weights_entry(w, "transformer_blocks.0.attn.to_out.0.weight"))
         return ESA_KIND_OTHER;

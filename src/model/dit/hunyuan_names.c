@@ -5,7 +5,7 @@
  * There q, k and v are one tensor, in a single block together with the layer in front of GELU, and
  * the last modulation has shift in front of scale. Norms in front of the layers have no weights.
  * LoRAs use the same names. */
-#include "model/dit/hunyuan_dit_internal.h"
+#include "model/dit/dit.h"
 
 #define REFINER  "context_embedder.token_refiner.refiner_blocks.#."
 #define INDIVID  "txt_in.individual_token_refiner.blocks.#."

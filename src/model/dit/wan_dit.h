@@ -1,79 +1,73 @@
-/* wan_dit.h - Wan's transformer: computes the velocity from latents, timestep and text.
+/* wan_dit.h - the struct of Wan's transformer: its tensors and what one video needs
+ * (wan_dit_make.c), its image (wan_dit_image.c), the forward (wan_dit.c).
  * SPDX-License-Identifier: Apache-2.0
  *
- *     esa_wan_dit_open(env, &dit, &config);
- *     esa_wan_dit_begin(dit, latent, &layout, selector, mode, branches);  // for one video size
- *     esa_wan_dit_text(dit, branch, embeds, rows);                        // once for each branch
- *     for each step and branch: esa_session_step(s, i, branch);
- *                               esa_wan_dit_forward(dit, s, branch, v, x, t);
- *
- * Tokens are put into the session's order when latents become patches, and back when patches become
- * latents. The rotations follow the same order. x and v are f32 in the memory of nn's device; what
- * lies between them has the type of the device's activations. */
+ * Letters beside those of dit_kind.h: R rows of folded text. */
 #ifndef ESA_MODEL_WAN_DIT_H
 #define ESA_MODEL_WAN_DIT_H
 
-#include "esa/esa_session.h"
-#include "model/family.h"
+#include "model/dit/dit_kind.h"
 
-typedef struct esa_wan_dit esa_wan_dit;
+typedef struct wan_attn {
+    esa_linear q, k, v, out;   /* [d,d] */
+    esa_weight norm_q, norm_k; /* [d] f32 */
+    /* cross-attention with an image: keys and values of the image */
+    esa_linear image_k, image_v;
+    esa_weight norm_image_k;
+} wan_attn;
 
-/* wan_kind.c: whether an opened file holds a transformer of Wan (ESA_KIND_*, family.h). *config =
- * its configuration as far as names and shapes tell it, and line = what it is, unless it is OTHER.
- */
-int32_t esa_wan_kind(esa_weights *w, esa_wan_config *config, char *line, size_t bytes);
+typedef struct wan_block {
+    /* [1,6,d] f32: shift, scale, gate of self-attention, then of the feed-forward */
+    esa_weight table;
+    wan_attn self, cross;
+    /* [d] f32, before cross-attention; absent without cross_norm */
+    esa_weight norm2_weight, norm2_bias;
+    esa_linear up, down; /* [ffn,d], [d,ffn] */
+} wan_block;
 
-esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *config);
-/* dit keeps env->nn, which must outlive it. */
-esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit,
-                            const esa_wan_config *config);
-/* Opens one weight file in memory, which must outlive dit; for fuzzing. Does not use env->folder.
- */
-esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit,
-                                   const esa_wan_config *config, const void *bytes, int64_t size);
-void esa_wan_dit_free(esa_wan_dit *dit);
-/* The number of parameters, and the bytes of weights in copies and in mapped files. */
-void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *held,
-                        int64_t *mapped);
+/* The folded text of one guidance branch: the last row stands for all the equal rows at the end. */
+typedef struct wan_text {
+    esa_view kv; /* [layers * 2 * R][d]: keys (normed) and values of every layer; owned */
+    float *bias; /* [R]: 0, and log(count) in the last */
+    int64_t rows, kv_bytes, bias_bytes;
+} wan_text;
 
-/* begin makes the weights leave that much free; NULL: it estimates. */
-void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_dit_room *room);
-/* The store of the weights, for its device memory (store.h). */
-esa_store *esa_wan_dit_store(esa_wan_dit *dit);
-/* The layout that begin makes, without any memory. */
-esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
-                              int32_t selector, int32_t mode);
+/* The image embedder: norm, linear, GELU, linear, norm. */
+typedef struct wan_embedder {
+    esa_weight norm1_weight, norm1_bias; /* [image_dim] */
+    esa_linear up, down;                 /* [image_dim, image_dim], [d, image_dim] */
+    esa_weight norm2_weight, norm2_bias; /* [d] */
+} wan_embedder;
 
-/* Prepares for latents [in_channels][latent[0]][latent[1]][latent[2]] (t, h, w). layout gives
- * order, window and protect_first_frame of the session; the selector's defaults are filled in. On
- * return it has grid_q = grid_k = latent / patch and order_applied = 1, ready for
- * esa_session_params.select.layout. mode: ESA_MODE_* of the selection. branches: the number of
- * texts. */
-esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
-                             int32_t selector, int32_t mode, int32_t branches);
-/* Frees what begin and text have made; begin does it too. */
-void esa_wan_dit_end(esa_wan_dit *dit);
-/* Bytes that begin has allocated. */
-int64_t esa_wan_dit_bytes(const esa_wan_dit *dit);
-/* How many rows are left of embeds f32 [rows][text_dim] when equal ones at the end are folded. */
-int64_t esa_wan_dit_text_rows(const esa_wan_dit *dit, const float *embeds, int64_t rows);
-/* Sets the text of a branch: embeds f32 [rows][text_dim], rows >= 1. All rows are attended, padding
- * included, as in diffusers. Equal rows at the end are folded into one that counts as many. */
-esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows);
-/* For a transformer with an image (wan_dit_image.c): embeds f32 [rows][image_dim] of the image, and
- * condition, f32 [in_channels - out_channels][T][H][W] in host memory, which follows the latents in
- * the input. embeds NULL: the config has no image_dim. For one video, after begin. */
-esa_status esa_wan_dit_image(esa_wan_dit *dit, const float *embeds, int64_t rows,
-                             const float *condition);
-/* Computes v[out_channels][T][H][W] from x[out_channels][T][H][W] at timestep t. esa_session_step
- * must have been called for this step and branch. */
-esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t branch, float *v,
-                               const float *x, double t);
+typedef struct esa_wan_dit {
+    esa_dit dit;
+    esa_wan_config config;
+    esa_linear patch; /* [d,C,pt,ph,pw] */
+    esa_linear time1, time2, time_proj, text1, text2;
+    wan_embedder image;
+    esa_linear proj_out; /* [P*C_out, d] */
+    esa_weight table;    /* [1,2,d] f32: shift, scale of the head */
+    wan_block *block;    /* [blocks] */
+    float *wave;         /* [freq_dim] in host memory: the sinusoid of a timestep */
 
-/* For tests and tools: called with the output of each block, hidden f32 [tokens][d] in grid order,
- * and with block = -1 for the input of the first. May be NULL. */
-typedef void (*esa_wan_dit_watch)(void *user, int32_t block, const float *hidden, int64_t tokens,
-                                  int64_t d);
-void esa_wan_dit_set_watch(esa_wan_dit *dit, esa_wan_dit_watch watch, void *user);
+    /* for one video */
+    int32_t prepared[2]; /* 1: the products of blocks 0 and 1 were measured; they stand for all */
+    wan_text text[ESA_DIT_BRANCHES];
+    wan_text picture; /* keys and values of the image; bias NULL */
+    float *input;     /* [in_channels][T][H][W]: latents, then what they are conditioned on */
+    esa_view temb, silu, proj; /* [1][d], [1][d], [1][6d]: embedding of the timestep */
+    esa_view sinusoid;         /* [1][freq_dim] */
+    float *e[2];               /* [6d] each: modulation of a block and of the one after it */
+} esa_wan_dit;
+
+/* wan_kind.c */
+int32_t esa_wan_recognise(esa_weights *w, void *config, char *line, size_t bytes);
+/* wan_dit_image.c: kind->image */
+esa_status esa_wan_image(esa_dit *dit, const esa_image *image);
+/* wan_dit.c: kind->before, block, after, prepare */
+esa_status esa_wan_before(esa_dit *dit, const esa_dit_call *call);
+esa_status esa_wan_block(esa_dit *dit, const esa_dit_call *call, int32_t i);
+esa_status esa_wan_after(esa_dit *dit, const esa_dit_call *call);
+esa_status esa_wan_prepare(esa_dit *dit, int32_t i);
 
 #endif

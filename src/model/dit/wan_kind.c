@@ -6,8 +6,8 @@
  * models come from the tensors. */
 #include <stdio.h>
 
-#include "model/dit/wan_dit_internal.h"
-#include "model/weights_internal.h"
+#include "model/dit/wan_dit.h"
+#include "model/weights/weights_internal.h"
 
 typedef struct size {
     const char *name;
@@ -66,10 +66,9 @@ static const size *published(const esa_wan_config *c, int32_t image)
     return best;
 }
 
-int32_t esa_wan_kind(esa_weights *w, esa_wan_config *c, char *line, size_t bytes)
+int32_t esa_wan_recognise(esa_weights *w, void *config, char *line, size_t bytes)
 {
-    esa_weights_naming(w, &esa_wan_original);
-    esa_weights_layout(w);
+    esa_wan_config *c = config;
     if (!esa_weights_entry(w, "blocks.0.attn1.to_q.weight")) return ESA_KIND_OTHER;
     read_sizes(w, c);
     c->image_dim = esa_weights_side(w, "condition_embedder.image_embedder.norm1.weight", 1, 0, 0);

@@ -5,7 +5,7 @@
  * Only names differ: no tensor is split, merged, turned or reordered. The norm in front of
  * cross-attention is norm3 there and norm2 in diffusers; the other norms of a block have no
  * weights. */
-#include "model/dit/wan_dit_internal.h"
+#include "model/dit/dit.h"
 
 static const esa_naming_rule rules[] = {
     { "condition_embedder.time_embedder.linear_1", "time_embedding.0" },

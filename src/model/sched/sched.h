@@ -17,7 +17,7 @@
 #ifndef ESA_MODEL_SCHED_H
 #define ESA_MODEL_SCHED_H
 
-#include "model/config.h"
+#include "model/config/config.h"
 #include "nn/nn.h"
 
 typedef struct esa_sched esa_sched;

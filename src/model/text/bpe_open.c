@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 #include "io/safetensors.h"
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/text/bpe_read.h"
 
 typedef esa_bpe_reader reader;

@@ -4,7 +4,7 @@
 #ifndef ESA_MODEL_BPE_READ_H
 #define ESA_MODEL_BPE_READ_H
 
-#include "model/json_file.h"
+#include "model/config/json_file.h"
 #include "model/text/bpe.h"
 
 typedef struct esa_bpe_reader {

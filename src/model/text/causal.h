@@ -8,25 +8,17 @@
 #ifndef ESA_MODEL_CAUSAL_H
 #define ESA_MODEL_CAUSAL_H
 
-#include "model/hunyuan_config.h"
-#include "model/part.h"
+#include "model/config/config.h"
+#include "model/part/part.h"
 
-typedef struct esa_causal esa_causal;
-
-/* folder: that of the part, text_encoder or text_encoder_2. */
-esa_status esa_causal_check(const esa_part_env *env, const esa_causal_config *config,
-                            const char *folder);
-/* Copies env; env->nn must outlive the encoder. With ESA_HOLD_AUTO an encoder of more than 1 GB
- * stays in its file, because each layer is read once per prompt. */
-esa_status esa_causal_open(const esa_part_env *env, esa_causal **encoder,
+/* folder: that of the part, text_encoder or text_encoder_2. With ESA_HOLD_AUTO an encoder of more
+ * than 1 GB stays in its file, because each layer is read once per prompt. */
+esa_status esa_causal_make(const esa_part_env *env, esa_part **encoder,
                            const esa_causal_config *config, const char *folder);
-void esa_causal_free(esa_causal *encoder);
-void esa_causal_memory(const esa_causal *encoder, int64_t *parameters, int64_t *held,
-                       int64_t *mapped);
 
 /* Computes out [n][d], f32 in host memory, from ids[n], n >= 1. Llama: the state after all layers
  * but config.skip, without the last norm. CLIP: the normed state. Fails with ESA_ERR_ARGUMENT for
  * an id outside the vocabulary or more tokens than positions, or ESA_ERR_MEMORY. */
-esa_status esa_causal_encode(esa_causal *encoder, float *out, const int32_t *ids, int64_t n);
+esa_status esa_causal_encode(esa_part *encoder, float *out, const int32_t *ids, int64_t n);
 
 #endif

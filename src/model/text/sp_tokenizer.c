@@ -5,8 +5,8 @@
 #include <string.h>
 #include "io/mapfile.h"
 #include "io/safetensors.h"
-#include "model/config.h"
-#include "model/json_file.h"
+#include "model/config/config.h"
+#include "model/config/json_file.h"
 #include "model/text/tokenizer_kind.h"
 #ifdef ESA_HAVE_SENTENCEPIECE
 #include "model/text/sp_shim.h"

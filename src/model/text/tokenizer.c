@@ -3,8 +3,8 @@
 #include "model/text/tokenizer.h"
 
 #include <sys/stat.h>
-#include "model/config.h"
-#include "model/json_file.h"
+#include "model/config/config.h"
+#include "model/config/json_file.h"
 #include "model/text/tokenizer_kind.h"
 
 const char *esa_token_content(const void *json)

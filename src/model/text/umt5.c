@@ -3,6 +3,7 @@
 #include "model/text/umt5.h"
 
 #include <math.h>
+#include "model/text/text.h"
 #include "nn/ops.h"
 
 #define ROOM (INT64_C(1) << 18) /* floats that go to the device at a time */
@@ -13,132 +14,82 @@ typedef struct umt5_layer {
     esa_weight bias; /* [buckets][heads], in host memory */
 } umt5_layer;
 
-struct esa_umt5 {
-    esa_part_env env;
+typedef struct esa_umt5 {
+    esa_part part;
     esa_umt5_config config;
-    esa_weights *weights;
-    esa_store *store;
     esa_weight shared; /* [vocab][d_model], in host memory */
     esa_weight norm;
     umt5_layer *layer;
-    int64_t layer_bytes;
+} esa_umt5;
+
+/* ---------------------------------------------------------------- tensors */
+
+enum { TABLE = 1 }; /* the layer has a table of biases */
+
+/* Only a few rows of the vocabulary are needed, and the biases by distance are looked up by the
+ * host. */
+static const esa_row ends[] = {
+    { ESA_ROW_TENSOR, offsetof(esa_umt5, shared), "shared.weight", "v,d", ESA_WANT_HOST, 0 },
+    { ESA_ROW_TENSOR, offsetof(esa_umt5, norm), "encoder.final_layer_norm.weight", "d",
+      ESA_WANT_F32, 0 },
+};
+#define AT(field) offsetof(umt5_layer, field)
+/* In group 0, because the norm at the end of a layer is that of the next. */
+static const esa_row vectors[] = {
+    { ESA_ROW_TENSOR, AT(bias), "0.SelfAttention.relative_attention_bias.weight", "b,h",
+      ESA_WANT_F32 | ESA_WANT_HOST, TABLE },
+    { ESA_ROW_TENSOR, AT(norm1), "0.layer_norm.weight", "d", ESA_WANT_F32, 0 },
+    { ESA_ROW_TENSOR, AT(norm2), "1.layer_norm.weight", "d", ESA_WANT_F32, 0 },
+};
+static const esa_row products[] = {
+    { ESA_ROW_QKV, AT(q), "0.SelfAttention.*", "i,d", ESA_WANT_JOIN, 0 },
+    { ESA_ROW_MATRIX, AT(o), "0.SelfAttention.o", "d,i", 0, 0 },
+    { ESA_ROW_MATRIX, AT(gate), "1.DenseReluDense.wi_0", "f,d", 0, 0 },
+    { ESA_ROW_MATRIX, AT(linear), "1.DenseReluDense.wi_1", "f,d", 0, 0 },
+    { ESA_ROW_MATRIX, AT(out), "1.DenseReluDense.wo", "d,f", 0, 0 },
 };
 
 /* Layers that have a table of biases. */
 static int32_t tables(const esa_umt5_config *c) { return c->shared_bias ? 1 : c->layers; }
 
-/* The norms are in group 0, because the one at the end of a layer is that of the next. Only a few
- * rows of the vocabulary are needed, and the biases by distance are looked up by the host. */
-static void want_vectors(esa_umt5 *e)
+static esa_status open_file(esa_umt5 *e)
 {
     const esa_umt5_config *c = &e->config;
-    const int64_t d = c->d_model, table[] = { c->buckets, c->heads }, words[] = { c->vocab, d };
-    esa_weights *w = e->weights;
-    esa_weights_want(w, &e->shared, ESA_WANT_HOST, 2, words, "shared.weight");
+    esa_sizes sizes = { .letter = { ['v'] = c->vocab,
+                                    ['d'] = c->d_model,
+                                    ['i'] = (int64_t)c->heads * c->d_kv,
+                                    ['f'] = c->ff,
+                                    ['b'] = c->buckets,
+                                    ['h'] = c->heads } };
+    ESA_TRY(esa_part_array(&e->part, (void **)&e->layer, c->layers, sizeof *e->layer));
+    ESA_TRY(esa_part_open(&e->part, "text_encoder", "model", "text encoder"));
+    esa_weights *w = e->part.weights;
+    esa_rows_want(w, ESA_ROWS(ends), e, &sizes, "%s", "");
     for (int32_t i = 0; i < c->layers; i++) {
-        umt5_layer *l = &e->layer[i];
-        if (i < tables(c))
-            esa_weights_want(
-                w, &l->bias, ESA_WANT_F32 | ESA_WANT_HOST, 2, table,
-                "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", (int)i);
-        esa_weights_want(w, &l->norm1, ESA_WANT_F32, 1, &d,
-                         "encoder.block.%d.layer.0.layer_norm.weight", (int)i);
-        esa_weights_want(w, &l->norm2, ESA_WANT_F32, 1, &d,
-                         "encoder.block.%d.layer.1.layer_norm.weight", (int)i);
+        sizes.have = i < tables(c) ? TABLE : 0;
+        esa_rows_want(w, ESA_ROWS(vectors), &e->layer[i], &sizes, "encoder.block.%d.layer.", i);
     }
-    esa_weights_want(w, &e->norm, ESA_WANT_F32, 1, &d, "encoder.final_layer_norm.weight");
+    for (int32_t i = 0; i < c->layers; i++) {
+        esa_weights_group(w, 1 + i);
+        esa_rows_want(w, ESA_ROWS(products), &e->layer[i], &sizes, "encoder.block.%d.layer.", i);
+    }
     /* some files have the embedding under both of its names */
     esa_weights_ignore(w, "encoder.embed_tokens.");
+    return esa_part_compare(&e->part);
 }
 
-static void want_layer(esa_umt5 *e, int32_t number)
+esa_status esa_umt5_make(const esa_part_env *env, esa_part **out, const esa_umt5_config *config)
 {
-    const esa_umt5_config *c = &e->config;
-    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv, in[] = { inner, d },
-                  out[] = { d, inner }, up[] = { c->ff, d }, down[] = { d, c->ff };
-    umt5_layer *l = &e->layer[number];
-    const struct {
-        esa_linear *layer;
-        const int64_t *dim;
-        int32_t flags;
-        const char *name;
-    } list[] = { { &l->q, in, 0, "0.SelfAttention.q" },
-                 { &l->k, in, ESA_WANT_JOIN, "0.SelfAttention.k" },
-                 { &l->v, in, ESA_WANT_JOIN, "0.SelfAttention.v" },
-                 { &l->o, out, 0, "0.SelfAttention.o" },
-                 { &l->gate, up, 0, "1.DenseReluDense.wi_0" },
-                 { &l->linear, up, 0, "1.DenseReluDense.wi_1" },
-                 { &l->out, down, 0, "1.DenseReluDense.wo" } };
-    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
-        esa_weights_want(e->weights, &list[i].layer->weight, ESA_WANT_PRODUCT | list[i].flags, 2,
-                         list[i].dim, "encoder.block.%d.layer.%s.weight", (int)number,
-                         list[i].name);
-}
-
-static void want_all(esa_umt5 *e)
-{
-    want_vectors(e);
-    for (int32_t i = 0; i < e->config.layers; i++) {
-        esa_weights_group(e->weights, 1 + i);
-        want_layer(e, i);
-    }
-}
-
-static esa_status read_file(esa_umt5 *e, int32_t load)
-{
-    const esa_part_env *env = &e->env;
-    esa_ctx *ctx = env->nn->ctx;
-    e->layer_bytes = (int64_t)sizeof(umt5_layer) * e->config.layers;
-    e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
-    if (!e->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    ESA_TRY(esa_part_open(env, &e->weights, "text_encoder", "model", "text encoder"));
-    want_all(e);
-    ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
-    return load ? esa_part_load(env, &e->store, e->weights, ESA_LOAD_ENCODER) : ESA_OK;
-}
-
-static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,
-                               const esa_umt5_config *config, int32_t load)
-{
-    esa_ctx *ctx = env->nn->ctx;
     *out = NULL;
-    esa_umt5 *e = esa_mem_zalloc(&ctx->mem, sizeof *e);
-    if (!e) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    e->env = *env;
+    esa_umt5 *e = esa_part_new(env, (int64_t)sizeof *e, "the text encoder");
+    if (!e) return ESA_ERR_MEMORY;
     e->config = *config;
-    const esa_status status = read_file(e, load);
-    if (!status && load)
-        *out = e;
+    const esa_status status = open_file(e);
+    if (status)
+        esa_part_free(&e->part);
     else
-        esa_umt5_free(e);
+        *out = &e->part;
     return status;
-}
-
-esa_status esa_umt5_check(const esa_part_env *env, const esa_umt5_config *config)
-{
-    esa_umt5 *none;
-    return open_encoder(env, &none, config, 0);
-}
-
-esa_status esa_umt5_open(const esa_part_env *env, esa_umt5 **encoder, const esa_umt5_config *config)
-{
-    return open_encoder(env, encoder, config, 1);
-}
-
-void esa_umt5_free(esa_umt5 *e)
-{
-    if (!e) return;
-    esa_ctx *ctx = e->env.nn->ctx;
-    esa_store_free(e->store);
-    esa_weights_free(e->weights);
-    esa_mem_free(&ctx->mem, e->layer, e->layer_bytes);
-    esa_mem_free(&ctx->mem, e, sizeof *e);
-}
-
-void esa_umt5_memory(const esa_umt5 *e, int64_t *parameters, int64_t *held, int64_t *mapped)
-{
-    *parameters = esa_weights_parameters(e->weights);
-    esa_weights_memory(e->weights, held, mapped);
 }
 
 /* In f32, as in transformers, because the edges of the buckets depend on it. */
@@ -163,6 +114,9 @@ typedef struct umt5_run {
     esa_view gate, linear; /* [n][ff]: in the place of q, k and v */
     float *distance;       /* [tables][heads][2n - 1] */
     int64_t n, inner, span, heads;
+    esa_umt5 *e;
+    float *out;         /* [n][d] in host memory */
+    const int32_t *ids; /* [n] */
 } umt5_run;
 
 /* The same memory as another matrix, from byte `at` on. */
@@ -172,20 +126,22 @@ static esa_view reuse(const esa_view *v, int64_t at, int64_t rows, int64_t cols)
 }
 
 /* Places all buffers; only counts their size if carve->base is NULL. */
-static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
+static void place(void *user, esa_carve *carve)
 {
-    const esa_umt5_config *c = &e->config;
-    const esa_nn_ops *op = e->env.nn->ops;
+    umt5_run *r = user;
+    const esa_umt5_config *c = &r->e->config;
+    esa_nn *nn = r->e->part.env.nn;
+    const esa_nn_ops *op = nn->ops;
     const int64_t n = r->n, d = c->d_model, inner = r->inner, ff = c->ff,
                   element = esa_view_element(op->dtype);
-    r->x = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
-    r->t = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
-    r->h = esa_nn_take(e->env.nn, carve, op->dtype, n, esa_max64(d, inner));
+    r->x = esa_nn_take(nn, carve, ESA_DTYPE_F32, n, d);
+    r->t = esa_nn_take(nn, carve, ESA_DTYPE_F32, n, d);
+    r->h = esa_nn_take(nn, carve, op->dtype, n, esa_max64(d, inner));
     r->o = esa_view_of(r->h.data, r->h.dtype, r->h.device, n, inner);
     r->h.cols = r->h.ld = d;
     r->distance = esa_carve_take(carve, 4 * tables(c) * r->heads * r->span);
     /* Attention is done when the feed-forward begins, so they share memory. */
-    const esa_view all = esa_nn_take(e->env.nn, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
+    const esa_view all = esa_nn_take(nn, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
     if (!carve->base) return;
     const esa_view joined = reuse(&all, 0, n, 3 * inner);
     for (int32_t i = 0; i < 3; i++)
@@ -243,16 +199,17 @@ static esa_status write_rows(esa_nn *nn, float *to, look_up *job, esa_nn_rows_fn
 }
 
 /* Words and biases, from host memory to the device. */
-static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
+static esa_status begin(const umt5_run *r)
 {
-    esa_nn *nn = e->env.nn;
+    const esa_umt5 *e = r->e;
+    esa_nn *nn = e->part.env.nn;
     const int64_t d = e->config.d_model, rows = tables(&e->config) * r->heads,
                   floats = esa_max64(ROOM, esa_max64(d, r->span)), bytes = 4 * (floats + r->span);
     float *room = esa_mem_alloc(&nn->ctx->mem, bytes);
     if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
     int32_t *bucket = (int32_t *)(room + floats);
     for (int64_t k = 0; k < r->span; k++) bucket[k] = esa_umt5_bucket(&e->config, k - (r->n - 1));
-    look_up job = { .e = e, .r = r, .ids = ids, .bucket = bucket, .room = room };
+    look_up job = { .e = e, .r = r, .ids = r->ids, .bucket = bucket, .room = room };
     esa_status status = write_rows(nn, r->x.data, &job, look_up_words, r->n, d);
     if (!status) status = write_rows(nn, r->distance, &job, look_up_biases, rows, r->span);
     esa_mem_free(&nn->ctx->mem, room, bytes);
@@ -260,20 +217,21 @@ static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
 }
 
 /* The norm of x with a weight, into y; weight NULL: none. */
-static esa_norm_args norm_of(const esa_umt5 *e, const umt5_run *r, const esa_view *y,
-                             const esa_weight *weight)
+static esa_norm_args norm_of(const umt5_run *r, const esa_view *y, const esa_weight *weight)
 {
     return (esa_norm_args){ .y = *y,
                             .x = r->x,
                             .norm = weight ? ESA_NORM_RMS : ESA_NORM_NONE,
-                            .eps = (float)e->config.eps,
+                            .eps = (float)r->e->config.eps,
                             .weight = weight ? weight->data : NULL };
 }
 
 /* From h, the norm of x, to the norm of the new x for the next layer. */
-static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
+static esa_status run_layer(void *user, int32_t number)
 {
-    esa_nn *nn = e->env.nn;
+    const umt5_run *r = user;
+    const esa_umt5 *e = r->e;
+    esa_nn *nn = e->part.env.nn;
     const esa_nn_ops *op = nn->ops;
     const umt5_layer *l = &e->layer[number], *next = number + 1 < e->config.layers ? l + 1 : NULL;
     const int64_t table = e->config.shared_bias ? 0 : number;
@@ -290,8 +248,8 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
                                         .distance_ld = r->span,
                                         .center = r->n - 1 };
     ESA_TRY(op->biased(nn, &attention));
-    const esa_norm_args middle = norm_of(e, r, &r->h, &l->norm2),
-                        end = norm_of(e, r, &r->h, next ? &next->norm1 : NULL);
+    const esa_norm_args middle = norm_of(r, &r->h, &l->norm2),
+                        end = norm_of(r, &r->h, next ? &next->norm1 : NULL);
     ESA_TRY(op->linear_add(nn, &middle, &r->o, &l->o, &r->t));
     ESA_TRY(op->linear(nn, &r->gate, &r->h, &l->gate, ESA_ACT_NONE));
     ESA_TRY(op->linear(nn, &r->linear, &r->h, &l->linear, ESA_ACT_NONE));
@@ -302,54 +260,32 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
     return op->linear_add(nn, &end, &r->gate, &l->out, &r->t);
 }
 
-static esa_status run_layers(esa_umt5 *e, umt5_run *r)
+static esa_status run(void *user)
 {
-    esa_nn *nn = e->env.nn;
-    const esa_norm_args first = norm_of(e, r, &r->h, &e->layer[0].norm1),
-                        last = norm_of(e, r, &r->t, &e->norm);
+    umt5_run *r = user;
+    esa_umt5 *e = r->e;
+    esa_nn *nn = e->part.env.nn;
+    ESA_TRY(begin(r));
+    const esa_norm_args first = norm_of(r, &r->h, &e->layer[0].norm1),
+                        last = norm_of(r, &r->t, &e->norm);
     ESA_TRY(nn->ops->norm(nn, &first));
-    for (int32_t i = 0; i < e->config.layers; i++) {
-        ESA_TRY(esa_store_begin(e->store, 1 + i));
-        ESA_TRY(run_layer(e, r, i));
-        ESA_TRY(esa_store_end(e->store, 1 + i));
-        ESA_TRY(nn->ops->pace(nn));
-        if (e->env.tick && e->env.tick(e->env.tick_user, i + 1, e->config.layers))
-            return esa_fail(nn->ctx, ESA_ERR_STATE, "cancelled");
-    }
-    return nn->ops->norm(nn, &last);
+    ESA_TRY(esa_part_blocks(&e->part, e->config.layers, run_layer, r));
+    ESA_TRY(nn->ops->norm(nn, &last));
+    return esa_nn_read(nn, r->out, &r->t);
 }
 
-static esa_status run_in_memory(esa_umt5 *e, umt5_run *r, float *out, const int32_t *ids)
+esa_status esa_umt5_encode(esa_part *encoder, float *out, const int32_t *ids, int64_t n)
 {
-    ESA_TRY(begin(e, r, ids));
-    ESA_TRY(run_layers(e, r));
-    return esa_nn_read(e->env.nn, out, &r->t);
-}
-
-esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t n)
-{
-    esa_nn *nn = e->env.nn;
-    if (n < 1) return esa_fail(nn->ctx, ESA_ERR_ARGUMENT, "the text encoder got no tokens");
-    for (int64_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= e->config.vocab)
-            return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
-                            "token id is %d, expected 0 .. %d for this text encoder", (int)ids[i],
-                            (int)e->config.vocab - 1);
+    static const esa_part_work work = { place, run, "the states of the text encoder" };
+    esa_umt5 *e = (esa_umt5 *)encoder;
+    const esa_umt5_config *c = &e->config;
+    ESA_TRY(esa_text_check_ids(encoder->env.nn->ctx, ids, n, c->vocab));
     umt5_run r = { .n = n,
-                   .inner = (int64_t)e->config.heads * e->config.d_kv,
+                   .inner = (int64_t)c->heads * c->d_kv,
                    .span = 2 * n - 1,
-                   .heads = e->config.heads };
-    esa_carve carve = { 0 };
-    void *block = NULL;
-    place(e, &r, &carve);
-    const int64_t bytes = carve.used;
-    int64_t products;
-    ESA_TRY(esa_nn_reserve(nn, -1, &products));
-    ESA_TRY(esa_store_leave(e->store, bytes, products));
-    ESA_TRY(esa_nn_alloc(nn, &block, bytes, "the states of the text encoder"));
-    carve = (esa_carve){ .base = block };
-    place(e, &r, &carve);
-    const esa_status status = run_in_memory(e, &r, out, ids);
-    esa_nn_free(nn, block, bytes);
-    return status;
+                   .heads = c->heads,
+                   .e = e,
+                   .out = out,
+                   .ids = ids };
+    return esa_part_run(encoder, &work, &r);
 }

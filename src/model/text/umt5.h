@@ -10,23 +10,17 @@
 #ifndef ESA_MODEL_UMT5_H
 #define ESA_MODEL_UMT5_H
 
-#include "model/config.h"
-#include "model/part.h"
+#include "model/config/config.h"
+#include "model/part/part.h"
 
-typedef struct esa_umt5 esa_umt5;
-
-esa_status esa_umt5_check(const esa_part_env *env, const esa_umt5_config *config);
-/* Copies env; env->nn must outlive the encoder. With ESA_HOLD_AUTO an encoder of more than 1 GB
- * stays in its file, whatever its type: each layer is read once per prompt, so a copy would not
- * pay. */
-esa_status esa_umt5_open(const esa_part_env *env, esa_umt5 **encoder,
+/* With ESA_HOLD_AUTO an encoder of more than 1 GB stays in its file, whatever its type: each layer
+ * is read once per prompt, so a copy would not pay. */
+esa_status esa_umt5_make(const esa_part_env *env, esa_part **encoder,
                          const esa_umt5_config *config);
-void esa_umt5_free(esa_umt5 *encoder);
-void esa_umt5_memory(const esa_umt5 *encoder, int64_t *parameters, int64_t *held, int64_t *mapped);
 
-/* Computes out [n][d_model], f32 in host memory, from ids[n], n >= 1. Fails with ESA_ERR_ARGUMENT
- * for an id outside the vocabulary, or ESA_ERR_MEMORY. */
-esa_status esa_umt5_encode(esa_umt5 *encoder, float *out, const int32_t *ids, int64_t n);
+/* Computes out [n][d_model], f32 in host memory, from ids[n], n >= 1, when the encoder is loaded.
+ * Fails with ESA_ERR_ARGUMENT for an id outside the vocabulary, or ESA_ERR_MEMORY. */
+esa_status esa_umt5_encode(esa_part *encoder, float *out, const int32_t *ids, int64_t n);
 
 /* The bucket for distance = key - query. */
 int32_t esa_umt5_bucket(const esa_umt5_config *config, int64_t distance);

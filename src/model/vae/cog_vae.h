@@ -1,4 +1,4 @@
-/* cog_vae.h - the decoder of CogVideoX's VAE: turns latents into frames of pixels, in batches.
+/* cog_vae.h - the layers of the decoder of CogVideoX's VAE (cog_vae.c).
  * SPDX-License-Identifier: Apache-2.0
  *
  * Latents are decoded in batches of two frames; the first has three if their number is odd. A
@@ -11,44 +11,64 @@
  * latents.
  *
  * Where time doubles, frames are repeated, except the first of a batch with an odd number: t
- * latents give 1 + 4 (t - 1) frames if t is odd, else 4 t.
- *
- * Tiles (diffusers' enable_tiling): each tile is decoded alone over all frames; neighbours are
- * blended over a sixth of its height and a fifth of its width, in whole latents. */
+ * latents give 1 + 4 (t - 1) frames if t is odd, else 4 t. */
 #ifndef ESA_MODEL_COG_VAE_H
 #define ESA_MODEL_COG_VAE_H
 
-#include "model/config.h"
-#include "model/part.h"
-#include "model/vae/tiles.h"
+#include "model/vae/vae_kind.h"
 
-typedef struct esa_cog_vae esa_cog_vae;
+#define ESA_COG_KEPT  2 /* frames of history for a convolution with 3 taps in time */
+#define ESA_COG_BATCH 2 /* frames of latents in a batch */
 
-esa_status esa_cog_vae_check(const esa_part_env *env, const esa_cog_vae_config *config);
-/* Copies env; env->nn must outlive vae. Weights are packed once, for the device of nn; the file is
- * not kept open. */
-esa_status esa_cog_vae_open(const esa_part_env *env, esa_cog_vae **vae,
-                            const esa_cog_vae_config *config);
-void esa_cog_vae_free(esa_cog_vae *vae);
-void esa_cog_vae_memory(const esa_cog_vae *vae, int64_t *parameters, int64_t *held,
-                        int64_t *mapped);
+/* Weights and planes are in the memory of the device of nn. */
 
-/* Frames, height and width that latents (t, h, w) give. */
-void esa_cog_vae_size(const esa_cog_vae_config *config, const int32_t latent[3], int32_t size[3]);
-/* ESA_ERR_ARGUMENT for sizes and tiles that the decoder does not take; decoding checks them too.
- * tile: side in pixels, a multiple of 2 factor_s; 0: whole frames. */
-esa_status esa_cog_vae_check_sizes(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile);
-/* The memory that esa_cog_vae_frames needs, without the weights. */
-int64_t esa_cog_vae_bytes(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile);
+/* A group norm that is guided by the latents. */
+typedef struct cog_vae_norm {
+    int32_t channels;
+    float *weight, *bias; /* [channels] */
+    esa_conv times, plus;
+} cog_vae_norm;
 
-/* Decodes latents [z_dim][t][h][w], in the memory of the device of nn, as the denoising loop leaves
- * them (the scaling factor is applied here). sink gets frames in [-1, 1]. Fails with
- * ESA_ERR_ARGUMENT for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops it. */
-esa_status esa_cog_vae_decode(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, esa_vae_sink sink, void *user);
-/* The same with frames as bytes: rgb [frames][height][width][3] in host memory. Fails with
- * ESA_ERR_FORMAT if a pixel is NaN. */
-esa_status esa_cog_vae_frames(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, uint8_t *rgb);
+/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut if the number of
+ * channels changes). */
+typedef struct cog_vae_res {
+    cog_vae_norm norm[2];
+    esa_conv conv[2], shortcut; /* shortcut.packed NULL: identity */
+    int32_t cin, cout;
+    int32_t slot; /* history of conv[0]; conv[1] has the next one */
+} cog_vae_res;
+
+/* One resolution: res blocks, then doubling in space, and in time if doubles_time. */
+typedef struct cog_vae_level {
+    cog_vae_res *res;
+    int32_t res_count, cin, cout;
+    int32_t doubles_time;
+    esa_conv up; /* packed NULL in the last level */
+} cog_vae_level;
+
+/* Where the history of a convolution is, and its size. */
+typedef struct cog_vae_slot {
+    int32_t level, channels;
+    char *kept[ESA_COG_KEPT]; /* older, newer; while decoding */
+} cog_vae_slot;
+
+typedef struct esa_cog_vae {
+    esa_vae vae;
+    esa_cog_vae_config config;
+    esa_conv conv_in, conv_out;
+    cog_vae_res mid[2];
+    cog_vae_norm norm_out;
+    cog_vae_level level[ESA_CONFIG_MAX_LEVELS];
+    cog_vae_slot *slot; /* [slots] */
+    int32_t slots, in_slot, out_slot;
+    cog_vae_res *res_all; /* the res blocks of all levels */
+} esa_cog_vae;
+
+/* cog_vae_decode.c: kind->cut and cut_bytes */
+esa_status esa_cog_vae_cut(esa_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink, void *user);
+int64_t esa_cog_vae_cut_bytes(const esa_vae *vae, int64_t frames, int64_t height, int64_t width,
+                              int32_t bytes);
+/* Frames, height and width that latents give. */
+void esa_cog_vae_size(const void *config, const int32_t latent[3], int32_t size[3]);
 
 #endif

@@ -8,9 +8,7 @@
  * the convolution. Buffers have the size of the largest level.
  *
  * Planes are of the type of the device's activations. The last convolution gives f32 pixels. */
-#include <string.h>
-#include "model/vae/cog_vae_parts.h"
-#include "nn/ops.h"
+#include "model/vae/cog_vae.h"
 
 #define NORM_EPS 1e-6f /* of the guided norms; no setting of the model */
 
@@ -27,7 +25,6 @@ typedef struct vae_run {
     int64_t height, width;
     int64_t latents;      /* latent frames of this batch */
     int64_t largest;      /* of the largest batch */
-    int64_t total;        /* frames of pixels */
     int32_t level, batch; /* batch: its number */
     void *block;          /* the memory of the run */
     char *stream, *temp, *planes;
@@ -35,14 +32,8 @@ typedef struct vae_run {
     char *z;      /* [latents][height][width][z_dim] */
     float *times, *plus;
     void *room; /* of group norms */
-    float *rgb;
-    int32_t *wrong;       /* [total]: 1 if a pixel of the frame is not a number */
-    uint8_t *bytes, *out; /* [total][pixels]: on the device, in host memory; NULL: to sink */
-    float *seen;          /* room for pixels in host memory; NULL if rgb is there */
-    int32_t clamp, more;  /* more: 1 if another batch follows */
-    esa_vae_sink sink;
-    void *user;
-    int64_t frame; /* the next frame of pixels */
+    esa_vae_out out;
+    int32_t more; /* 1 if another batch follows */
 } vae_run;
 
 /* ---------------------------------------------------------------- sizes */
@@ -75,7 +66,6 @@ static int64_t area(const vae_run *r, int32_t level, int32_t channels)
 {
     return high(r, level) * wide(r, level) * channels;
 }
-static int64_t pixels(const vae_run *r) { return area(r, r->vae->config.levels - 1, 3); }
 
 /* ---------------------------------------------------------------- memory */
 
@@ -111,12 +101,8 @@ static void place(vae_run *r, esa_carve *carve)
     r->times = esa_carve_take(carve, 4 * largest * n * size[2]);
     r->plus = esa_carve_take(carve, 4 * largest * n * size[2]);
     r->room = esa_carve_take(carve, ESA_GROUP_BYTES(size[2], vae->config.groups));
-    r->rgb = esa_carve_take(carve, 4 * pixels(r));
-    r->wrong = esa_carve_take(carve, 4 * r->total);
-    r->bytes = r->out;
-    /* A device with host memory writes bytes where they are wanted. */
-    if (r->out && !r->nn->be->host_memory) r->bytes = esa_carve_take(carve, r->total * pixels(r));
-    for (int32_t i = 0; i < vae->slots && r->total > 1; i++) {
+    esa_vae_out_place(&r->out, carve);
+    for (int32_t i = 0; i < vae->slots && r->out.frames > 1; i++) {
         cog_vae_slot *slot = &vae->slot[i];
         const shape s = { slot->level, slot->channels };
         for (int32_t k = 0; k < ESA_COG_KEPT; k++) {
@@ -326,8 +312,8 @@ static esa_status start(vae_run *r, const esa_vae_cut *cut, int64_t first)
                                        .height = r->height,
                                        .width = r->width,
                                        .channels = z,
-                                       .scale = vae->held.scale,
-                                       .shift = vae->held.shift,
+                                       .scale = vae->vae.scale,
+                                       .shift = vae->vae.shift,
                                        .dtype = r->nn->ops->dtype };
         ESA_TRY(r->op->from_latents(r->nn, &args));
         args.y = inside(r, r->planes, s, f);
@@ -337,34 +323,17 @@ static esa_status start(vae_run *r, const esa_vae_cut *cut, int64_t first)
     return causal(r, &vae->conv_in, vae->in_slot, &to);
 }
 
-/* Gives the frame in rgb to the sink, or keeps its bytes. */
-static esa_status give_frame(vae_run *r)
-{
-    const int64_t n = pixels(r), frame = r->frame++;
-    float *rgb = r->rgb;
-    if (r->bytes) {
-        const esa_plane_bytes_args args = { r->bytes + frame * n, rgb, n, r->wrong + frame };
-        return r->op->to_bytes(r->nn, &args);
-    }
-    if (r->seen) {
-        ESA_TRY(esa_nn_download(r->nn, r->seen, rgb, 4 * n));
-        rgb = r->seen;
-    }
-    if (r->clamp) esa_vae_clamp(rgb, n);
-    return r->sink(r->user, frame, rgb);
-}
-
 static esa_status to_pixels(vae_run *r)
 {
     const esa_cog_vae *vae = r->vae;
     cog_vae_slot *slot = &r->vae->slot[vae->out_slot];
     const int64_t frames = frames_at(vae, r->latents, r->level);
     /* All frames go to one place, one after the other. */
-    const target to = { (char *)r->rgb, wide(r, r->level) * 3, 0, NULL };
+    const target to = { (char *)r->out.rgb, wide(r, r->level) * 3, 0, NULL };
     ESA_TRY(normalise(r, &vae->norm_out, r->stream));
     for (int64_t f = 0; f < frames; f++) {
         ESA_TRY(conv_frame(r, &vae->conv_out, slot, &to, ESA_DTYPE_F32, f));
-        ESA_TRY(give_frame(r));
+        ESA_TRY(esa_vae_out_give(&r->out));
     }
     return remember(r, slot, (shape){ slot->level, slot->channels });
 }
@@ -377,92 +346,60 @@ static esa_status run_batch(vae_run *r, const esa_vae_cut *cut, int64_t first)
     return to_pixels(r);
 }
 
-/* Brings the bytes of all frames to the host. */
-static esa_status take_bytes(vae_run *r)
-{
-    esa_ctx *ctx = r->nn->ctx;
-    if (!r->out) return ESA_OK;
-    if (r->bytes != r->out) ESA_TRY(esa_nn_download(r->nn, r->out, r->bytes, r->total * pixels(r)));
-    int32_t *wrong = esa_mem_alloc(&ctx->mem, 4 * r->total);
-    if (!wrong) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE decoder");
-    esa_status status = esa_nn_download(r->nn, wrong, r->wrong, 4 * r->total);
-    for (int64_t f = 0; f < r->total && !status; f++)
-        if (wrong[f]) status = esa_vae_nan(r->vae->env.nn->ctx, f);
-    esa_mem_free(&ctx->mem, wrong, 4 * r->total);
-    return status;
-}
-
 static esa_status run_batches(vae_run *r, const esa_vae_cut *cut)
 {
-    const esa_part_env *env = &r->vae->env;
-    ESA_TRY(r->op->zero(r->nn, r->wrong, 4 * r->total));
+    ESA_TRY(esa_vae_out_begin(&r->out));
     for (int64_t t = 0; t < cut->frames; t += r->latents, r->batch++) {
         r->latents = t ? ESA_COG_BATCH : r->largest;
         r->more = t + r->latents < cut->frames;
         r->zeroed = (shape){ 0 };
         ESA_TRY(run_batch(r, cut, t));
         ESA_TRY(r->nn->ops->pace(r->nn));
-        if (env->tick &&
-            env->tick(env->tick_user, cut->tick_base + t + r->latents, cut->tick_total))
-            return esa_fail(r->nn->ctx, ESA_ERR_STATE, "cancelled");
+        ESA_TRY(esa_part_tick(&r->vae->vae.part, cut->tick_base + t + r->latents, cut->tick_total));
     }
-    return take_bytes(r);
+    return esa_vae_out_end(&r->out);
 }
 
-static vae_run new_run(const esa_cog_vae *vae, const esa_vae_cut *cut)
+static vae_run new_run(const esa_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink, void *user)
 {
     const int32_t latent[3] = { (int32_t)cut->frames, 1, 1 };
+    const int64_t factor = vae->factor_s, pixels = cut->height * cut->width * factor * factor * 3;
     int32_t size[3];
-    esa_cog_vae_size(&vae->config, latent, size);
-    return (vae_run){ .vae = (esa_cog_vae *)vae,
-                      .nn = vae->env.nn,
-                      .op = vae->env.nn->ops->planes,
-                      .element = esa_view_element(vae->env.nn->ops->dtype),
+    esa_cog_vae_size(vae->config, latent, size);
+    return (vae_run){ .vae = (esa_cog_vae *)(uintptr_t)vae,
+                      .nn = vae->nn,
+                      .op = vae->nn->ops->planes,
+                      .element = esa_view_element(vae->nn->ops->dtype),
                       .height = cut->height,
                       .width = cut->width,
                       .largest = cut->frames == 1 ? 1 : ESA_COG_BATCH + cut->frames % ESA_COG_BATCH,
-                      .total = size[0],
-                      .out = cut->bytes,
-                      .clamp = cut->clamp };
+                      .out = esa_vae_out_of(vae->nn, cut, size[0], pixels, sink, user) };
 }
 
-/* Allocates what the run needs, and frees it. */
-static esa_status run_in_memory(vae_run *r, const esa_vae_cut *cut)
+esa_status esa_cog_vae_cut(esa_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink, void *user)
 {
-    esa_nn *nn = r->nn;
-    const int64_t seen = cut->bytes || nn->be->host_memory ? 0 : 4 * pixels(r);
+    vae_run r = new_run(vae, cut, sink, user);
     esa_carve carve = { 0 };
-    place(r, &carve);
+    place(&r, &carve);
     const int64_t size = carve.used;
-    ESA_TRY(esa_nn_alloc(nn, &r->block, size, "the planes of the VAE decoder"));
-    carve = (esa_carve){ .base = r->block };
-    place(r, &carve);
-    esa_status status = ESA_OK;
-    if (seen) status = esa_nn_alloc_host(nn, (void **)&r->seen, seen, "a frame of the VAE decoder");
-    if (!status) status = run_batches(r, cut);
-    esa_nn_free_host(nn, r->seen, seen);
-    esa_nn_free(nn, r->block, size);
+    ESA_TRY(esa_nn_alloc(r.nn, &r.block, size, "the planes of the VAE decoder"));
+    carve = (esa_carve){ .base = r.block };
+    place(&r, &carve);
+    const esa_status status = run_batches(&r, cut);
+    esa_vae_out_free(&r.out);
+    esa_nn_free(r.nn, r.block, size);
     return status;
 }
 
-esa_status esa_cog_vae_decode_cut(esa_cog_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
-                                  void *user)
-{
-    vae_run run = new_run(vae, cut);
-    run.sink = sink;
-    run.user = user;
-    return run_in_memory(&run, cut);
-}
-
-int64_t esa_cog_vae_cut_bytes(const esa_cog_vae *vae, int64_t frames, int64_t height, int64_t width,
+int64_t esa_cog_vae_cut_bytes(const esa_vae *vae, int64_t frames, int64_t height, int64_t width,
                               int32_t bytes)
 {
     static uint8_t somewhere; /* not written: nothing is computed */
     const esa_vae_cut cut = {
         .frames = frames, .height = height, .width = width, .bytes = bytes ? &somewhere : NULL
     };
-    vae_run run = new_run(vae, &cut);
+    vae_run r = new_run(vae, &cut, NULL, NULL);
     esa_carve carve = { 0 };
-    place(&run, &carve);
+    place(&r, &carve);
     return carve.used;
 }

@@ -1,4 +1,4 @@
-/* hunyuan_vae.h - the decoder of HunyuanVideo's VAE: turns latents into frames of pixels.
+/* hunyuan_vae.h - the layers of the decoder of HunyuanVideo's VAE (hunyuan_vae.c).
  * SPDX-License-Identifier: Apache-2.0
  *
  * Its group norms have one mean over all frames, so the decoder works layer by layer on all frames
@@ -13,40 +13,53 @@
 #ifndef ESA_MODEL_HUNYUAN_VAE_H
 #define ESA_MODEL_HUNYUAN_VAE_H
 
-#include "model/hunyuan_config.h"
-#include "model/vae/tiles.h"
+#include "model/vae/vae_kind.h"
 
-typedef struct esa_hunyuan_vae esa_hunyuan_vae;
+/* Weights and planes are in the memory of the device of nn. */
 
-esa_status esa_hunyuan_vae_check(const esa_part_env *env, const esa_hunyuan_vae_config *config);
-/* Copies env; env->nn must outlive vae. Weights are packed once, for the device of nn; the file is
- * not kept open. */
-esa_status esa_hunyuan_vae_open(const esa_part_env *env, esa_hunyuan_vae **vae,
-                                const esa_hunyuan_vae_config *config);
-void esa_hunyuan_vae_free(esa_hunyuan_vae *vae);
-void esa_hunyuan_vae_memory(const esa_hunyuan_vae *vae, int64_t *parameters, int64_t *held,
-                            int64_t *mapped);
+typedef struct hunyuan_norm {
+    float *weight, *bias; /* [channels] */
+    int64_t channels;
+} hunyuan_norm;
 
-/* The size of the video that latents (t, h, w) give: frames, height, width. */
-void esa_hunyuan_vae_size(const esa_hunyuan_vae_config *config, const int32_t latent[3],
-                          int32_t size[3]);
-/* ESA_ERR_ARGUMENT for sizes and tiles that the decoder does not take. */
-esa_status esa_hunyuan_vae_check_sizes(const esa_hunyuan_vae *vae, const int32_t latent[3],
-                                       int32_t tile);
-/* The memory that decoding takes on the device, without weights and the scratch of single
- * operations. */
-int64_t esa_hunyuan_vae_bytes(const esa_hunyuan_vae *vae, const int32_t latent[3], int32_t tile);
+/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut if the number of
+ * channels changes). */
+typedef struct hunyuan_res {
+    hunyuan_norm norm[2];
+    esa_conv conv[2], shortcut; /* shortcut.packed NULL: identity */
+    int32_t cin, cout;
+} hunyuan_res;
 
-/* Decodes latents [z_dim][t][h][w] on the device of nn, as the denoising loop leaves them. sink
- * gets frames that are not clamped. tile: side of a tile in pixels, a multiple of 4 * factor_s,
- * used if a side is longer than it; 0: whole frames. Fails with ESA_ERR_ARGUMENT, ESA_ERR_MEMORY,
- * or ESA_ERR_STATE if env's tick stops it. */
-esa_status esa_hunyuan_vae_decode(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, esa_vae_sink sink,
-                                  void *user);
-/* The same with frames as bytes: rgb [frames][height][width][3] in host memory. Fails with
- * ESA_ERR_FORMAT if a pixel is NaN. */
-esa_status esa_hunyuan_vae_frames(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, uint8_t *rgb);
+/* Res blocks, then doubling in space, and in time if `time` is 1. */
+typedef struct hunyuan_level {
+    hunyuan_res *res;
+    int32_t res_count, cin, cout, time;
+    esa_conv up; /* packed is NULL in the last level */
+} hunyuan_level;
+
+typedef struct esa_hunyuan_vae {
+    esa_vae vae;
+    esa_hunyuan_vae_config config;
+    esa_conv post_quant, conv_in, conv_out, q, k, v, out; /* q to out: attention, if it is there */
+    hunyuan_res mid[2];
+    hunyuan_norm attn_norm, norm_out;
+    hunyuan_level level[ESA_CONFIG_MAX_LEVELS];
+    hunyuan_res *res_all; /* the res blocks of all levels */
+} esa_hunyuan_vae;
+
+/* hunyuan_vae_decode.c: decodes a cut into rgb [frames][height][width][3] in host memory. */
+esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const esa_vae_cut *cut, float *rgb);
+/* The memory that it takes on the device. */
+int64_t esa_hunyuan_vae_cut_bytes(const esa_hunyuan_vae *vae, int64_t frames, int64_t height,
+                                  int64_t width);
+/* hunyuan_vae_tile.c: kind->decode and decode_bytes */
+esa_status esa_hunyuan_vae_pieces(esa_vae *vae, const float *latents, const int32_t latent[3],
+                                  int32_t tile, esa_vae_sink sink, void *user);
+int64_t esa_hunyuan_vae_bytes(const esa_vae *vae, const int32_t latent[3], int32_t tile);
+
+static inline int64_t esa_hunyuan_vae_count(const esa_hunyuan_vae_config *c, int64_t latent_frames)
+{
+    return (latent_frames - 1) * c->factor_t + 1;
+}
 
 #endif

@@ -7,7 +7,7 @@
  *
  * Planes are of the type of the device's activations. The last convolution gives f32 pixels. */
 #include <math.h>
-#include "model/vae/hunyuan_vae_parts.h"
+#include "model/vae/hunyuan_vae.h"
 
 typedef struct vae_run {
     esa_hunyuan_vae *vae;
@@ -61,9 +61,9 @@ static void place(vae_run *r, esa_carve *carve)
 static vae_run new_run(const esa_hunyuan_vae *vae, int64_t frames, int64_t height, int64_t width)
 {
     return (vae_run){ .vae = (esa_hunyuan_vae *)vae,
-                      .nn = vae->env.nn,
-                      .op = vae->env.nn->ops->planes,
-                      .element = esa_view_element(vae->env.nn->ops->dtype),
+                      .nn = vae->vae.nn,
+                      .op = vae->vae.nn->ops->planes,
+                      .element = esa_view_element(vae->vae.nn->ops->dtype),
                       .frames = frames,
                       .height = height,
                       .width = width };
@@ -217,7 +217,7 @@ static esa_status mid_attention(vae_run *r)
 /* ---------------------------------------------------------------- the decoder */
 
 /* Latents through 1 x 1 x 1 into p, then into x. */
-static esa_status start(vae_run *r, const hunyuan_cut *cut)
+static esa_status start(vae_run *r, const esa_vae_cut *cut)
 {
     const esa_hunyuan_vae *vae = r->vae;
     const int32_t z = vae->config.z_dim;
@@ -233,8 +233,8 @@ static esa_status start(vae_run *r, const hunyuan_cut *cut)
                                              .height = r->height,
                                              .width = r->width,
                                              .channels = z,
-                                             .scale = vae->held.scale,
-                                             .shift = vae->held.shift,
+                                             .scale = vae->vae.scale,
+                                             .shift = vae->vae.shift,
                                              .dtype = r->nn->ops->dtype };
         ESA_TRY(r->op->from_latents(r->nn, &args));
         ESA_TRY(conv_frame(r, &vae->post_quant, frame_of(r, &p, f), p.row, &one, first, NULL, 0,
@@ -298,7 +298,7 @@ static esa_status finish(vae_run *r, float *rgb)
     return ESA_OK;
 }
 
-static esa_status run_all(vae_run *r, const hunyuan_cut *cut, float *rgb)
+static esa_status run_all(vae_run *r, const esa_vae_cut *cut, float *rgb)
 {
     const esa_hunyuan_vae *vae = r->vae;
     const plane x = plain(r, r->x, vae->conv_in.cout);
@@ -313,17 +313,17 @@ static esa_status run_all(vae_run *r, const hunyuan_cut *cut, float *rgb)
     return finish(r, rgb);
 }
 
-esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, float *rgb)
+esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const esa_vae_cut *cut, float *rgb)
 {
     vae_run r = new_run(vae, cut->frames, cut->height, cut->width);
     esa_carve carve = { 0 };
     void *block = NULL;
     place(&r, &carve);
     const int64_t bytes = carve.used;
-    ESA_TRY(esa_nn_alloc(vae->env.nn, &block, bytes, "the frames of the VAE decoder"));
+    ESA_TRY(esa_nn_alloc(vae->vae.nn, &block, bytes, "the frames of the VAE decoder"));
     carve = (esa_carve){ .base = block };
     place(&r, &carve);
     const esa_status status = run_all(&r, cut, rgb);
-    esa_nn_free(vae->env.nn, block, bytes);
+    esa_nn_free(vae->vae.nn, block, bytes);
     return status;
 }

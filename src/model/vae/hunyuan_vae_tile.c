@@ -2,7 +2,7 @@
  * memory.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
-#include "model/vae/hunyuan_vae_parts.h"
+#include "model/vae/hunyuan_vae.h"
 
 /* Frames of pixels, which factor_t = 4 turns into frames of latents: a piece has 16 and one more,
  * pieces are 12 apart and overlap by 4. */
@@ -31,19 +31,16 @@ static void mix(float *to, const float *from, int64_t n, int64_t i, int64_t exte
 
 static esa_status count_cut(tile_run *r)
 {
-    const esa_part_env *env = &r->vae->env;
     r->done++;
-    if (env->tick && env->tick(env->tick_user, r->done, r->total))
-        return esa_fail(env->nn->ctx, ESA_ERR_STATE, "cancelled");
-    return ESA_OK;
+    return esa_part_tick(&r->vae->vae.part, r->done, r->total);
 }
 
 /* Latents of `frames` frames from `first` on, at these pixels. */
-static hunyuan_cut cut_of(const tile_run *r, int64_t first, int64_t frames, int64_t top,
+static esa_vae_cut cut_of(const tile_run *r, int64_t first, int64_t frames, int64_t top,
                           int64_t left, int64_t height, int64_t width)
 {
     const int64_t factor = r->vae->config.factor_s, plane = (int64_t)r->latent[1] * r->latent[2];
-    return (hunyuan_cut){ .latents = r->latents + first * plane + top / factor * r->latent[2] +
+    return (esa_vae_cut){ .latents = r->latents + first * plane + top / factor * r->latent[2] +
                                      left / factor,
                           .frames = frames,
                           .height = height / factor,
@@ -110,7 +107,7 @@ static esa_status decode_piece(tile_run *r, float *picture, int64_t first, int64
 {
     const int64_t frames = esa_hunyuan_vae_count(&r->vae->config, count);
     if (!r->side) {
-        const hunyuan_cut cut = cut_of(r, first, count, 0, 0, r->height, r->width);
+        const esa_vae_cut cut = cut_of(r, first, count, 0, 0, r->height, r->width);
         ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, picture));
         return count_cut(r);
     }
@@ -119,7 +116,7 @@ static esa_status decode_piece(tile_run *r, float *picture, int64_t first, int64
         r->tile[1] = r->tile[0];
         r->tile[0] = last;
         for (int64_t j = 0; j < r->columns; j++) {
-            const hunyuan_cut cut = cut_of(r, first, count, i * r->stride, j * r->stride,
+            const esa_vae_cut cut = cut_of(r, first, count, i * r->stride, j * r->stride,
                                            tile_height(r, i), tile_width(r, j));
             ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, tile_of(r, r->tile[0], frames, j)));
             ESA_TRY(count_cut(r));
@@ -170,10 +167,10 @@ static esa_status run_pieces(tile_run *r, esa_vae_sink sink, void *user)
 }
 
 /* Fills in all sizes. */
-static tile_run prepare(const esa_hunyuan_vae *vae, const int32_t latent[3], int32_t tile)
+static tile_run prepare(const esa_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    const esa_hunyuan_vae_config *c = &vae->config;
-    tile_run r = { .vae = (esa_hunyuan_vae *)vae,
+    const esa_hunyuan_vae_config *c = vae->config;
+    tile_run r = { .vae = (esa_hunyuan_vae *)(uintptr_t)vae,
                    .latent = { latent[0], latent[1], latent[2] },
                    .height = (int64_t)latent[1] * c->factor_s,
                    .width = (int64_t)latent[2] * c->factor_s };
@@ -195,36 +192,21 @@ static tile_run prepare(const esa_hunyuan_vae *vae, const int32_t latent[3], int
     return r;
 }
 
-esa_status esa_hunyuan_vae_check_sizes(const esa_hunyuan_vae *vae, const int32_t latent[3],
-                                       int32_t tile)
+int64_t esa_hunyuan_vae_bytes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
 {
-    const int32_t factor = vae->config.factor_s;
-    return esa_vae_check_sizes(vae->env.nn->ctx, latent, factor, tile, 4 * factor);
-}
-
-int64_t esa_hunyuan_vae_bytes(const esa_hunyuan_vae *vae, const int32_t latent[3], int32_t tile)
-{
-    const esa_hunyuan_vae_config *c = &vae->config;
+    const esa_hunyuan_vae_config *c = vae->config;
     const tile_run r = prepare(vae, latent, tile);
     const int64_t side = r.side / c->factor_s,
                   height = r.side ? esa_min64(side, latent[1]) : latent[1],
                   width = r.side ? esa_min64(side, latent[2]) : latent[2],
-                  host = vae->env.nn->be->host_memory ? 2 * (r.piece_bytes + r.tile_bytes) : 0;
-    return esa_size_add(host,
-                        esa_hunyuan_vae_cut_bytes(vae, piece_latents(c, latent[0]), height, width));
-}
-
-void esa_hunyuan_vae_size(const esa_hunyuan_vae_config *config, const int32_t latent[3],
-                          int32_t size[3])
-{
-    size[0] = (latent[0] - 1) * config->factor_t + 1;
-    size[1] = latent[1] * config->factor_s;
-    size[2] = latent[2] * config->factor_s;
+                  host = vae->nn->be->host_memory ? 2 * (r.piece_bytes + r.tile_bytes) : 0;
+    return esa_size_add(
+        host, esa_hunyuan_vae_cut_bytes(r.vae, piece_latents(c, latent[0]), height, width));
 }
 
 static esa_status allocate(tile_run *r)
 {
-    esa_nn *nn = r->vae->env.nn;
+    esa_nn *nn = r->vae->vae.nn;
     for (int32_t i = 0; i < 2; i++) {
         ESA_TRY(
             esa_nn_alloc_host(nn, (void **)&r->piece[i], r->piece_bytes, "the frames of a piece"));
@@ -234,27 +216,16 @@ static esa_status allocate(tile_run *r)
     return ESA_OK;
 }
 
-esa_status esa_hunyuan_vae_decode(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, esa_vae_sink sink,
-                                  void *user)
+esa_status esa_hunyuan_vae_pieces(esa_vae *vae, const float *latents, const int32_t latent[3],
+                                  int32_t tile, esa_vae_sink sink, void *user)
 {
-    ESA_TRY(esa_hunyuan_vae_check_sizes(vae, latent, tile));
     tile_run r = prepare(vae, latent, tile);
     r.latents = latents;
     esa_status status = allocate(&r);
     if (!status) status = run_pieces(&r, sink, user);
     for (int32_t i = 0; i < 2; i++) {
-        esa_nn_free_host(vae->env.nn, r.piece[i], r.piece[i] ? r.piece_bytes : 0);
-        esa_nn_free_host(vae->env.nn, r.tile[i], r.tile[i] ? r.tile_bytes : 0);
+        esa_nn_free_host(vae->nn, r.piece[i], r.piece[i] ? r.piece_bytes : 0);
+        esa_nn_free_host(vae->nn, r.tile[i], r.tile[i] ? r.tile_bytes : 0);
     }
     return status;
-}
-
-esa_status esa_hunyuan_vae_frames(esa_hunyuan_vae *vae, const float *latents,
-                                  const int32_t latent[3], int32_t tile, uint8_t *rgb)
-{
-    int32_t size[3];
-    esa_hunyuan_vae_size(&vae->config, latent, size);
-    esa_vae_bytes bytes = { vae->env.nn->ctx, rgb, (int64_t)size[1] * size[2] * 3 };
-    return esa_hunyuan_vae_decode(vae, latents, latent, tile, esa_vae_to_bytes, &bytes);
 }

@@ -10,11 +10,7 @@
 #ifndef ESA_MODEL_TILES_H
 #define ESA_MODEL_TILES_H
 
-#include "model/part.h"
-
-/* Receives one frame after the other: rgb [height][width][channels] in host memory, valid during
- * the call. Decoding stops if it fails, and returns its status. */
-typedef esa_status (*esa_vae_sink)(void *user, int64_t frame, const float *rgb);
+#include "model/vae/vae.h"
 
 /* A tile of the picture, in pixels. number of count: its place in the order of decoding. */
 typedef struct esa_tile {

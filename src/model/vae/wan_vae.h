@@ -1,4 +1,4 @@
-/* wan_vae.h - the decoder of Wan's VAE: turns latents into frames of pixels, one after the other.
+/* wan_vae.h - the layers of Wan's VAE (wan_vae.c), decoder and encoder.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Every convolution is causal in time, so decoding in chunks with two frames of history per
@@ -9,61 +9,75 @@
  * number of frames.
  *
  * One rule is not plain causality: the doubling in time passes the very first frame on unchanged
- * (1 + k latents give 1 + k * factor frames) and does not add it to its history.
- *
- * Tiles (diffusers' enable_tiling): each tile is decoded alone over all frames, and neighbours are
- * blended over a quarter of a tile. */
+ * (1 + k latents give 1 + k * factor frames) and does not add it to its history.. */
 #ifndef ESA_MODEL_WAN_VAE_H
 #define ESA_MODEL_WAN_VAE_H
 
-#include "model/config.h"
-#include "model/part.h"
-#include "model/vae/tiles.h"
+#include "model/vae/vae_kind.h"
 
-typedef struct esa_wan_vae esa_wan_vae;
+#define ESA_VAE_KEPT 2 /* frames of history for a causal convolution with 3 taps in time */
 
-/* config->temporal and config->dim_mult are in the order of the file, encoder side first. */
-esa_status esa_wan_vae_check(const esa_part_env *env, const esa_wan_vae_config *config);
-/* Copies env; env->nn must outlive vae. Weights are packed once, for the device of nn; the file is
- * not kept open. */
-esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae,
-                            const esa_wan_vae_config *config);
-void esa_wan_vae_free(esa_wan_vae *vae);
-/* The number of parameters, and the bytes of weights in copies and in mapped files. */
-void esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64_t *held,
-                        int64_t *mapped);
+/* Weights and planes are in the memory of the device of nn. */
 
-/* The size of the video that latents (t, h, w) give: 1 + (t - 1) * factor_t frames of h * factor_s
- * by w * factor_s pixels. */
-void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3]);
-/* ESA_ERR_ARGUMENT for sizes and tiles (as below) that the decoder does not take; decoding checks
- * them too. */
-esa_status esa_wan_vae_check_sizes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
-/* For such sizes: the exact memory of the device that esa_wan_vae_frames needs, without the weights
- * and the scratch of single operations; INT64_MAX if there is not enough memory to count it. tile
- * as below. */
-int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
+/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut if the number of
+ * channels changes). */
+typedef struct wan_vae_res {
+    float *norm[2];             /* gamma */
+    esa_conv conv[2], shortcut; /* shortcut.packed NULL: identity */
+    int32_t cin, cout;
+    int32_t slot; /* history of conv[0]; conv[1] has the next one */
+} wan_vae_res;
 
-/* Decodes latents [z_dim][t][h][w], in the memory of the device of nn, as the denoising loop leaves
- * them (zero mean, unit variance; the config's statistics are applied here). tile: side of a square
- * tile in pixels, a multiple of 4 * factor_s, used if a side is longer than it; 0 for whole frames.
- * Fails with ESA_ERR_ARGUMENT for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops
- * it (units: latent frames, times tiles). sink gets frames in [-1, 1]. Keeps nothing between calls.
- */
-esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, esa_vae_sink sink, void *user);
-/* The same with frames as bytes: rgb [frames][height][width][out_channels] in host memory, as
- * diffusers converts them (esa_plane_bytes_args). Fails with ESA_ERR_FORMAT if a pixel is NaN, so
- * that a broken frame does not look like a black one. */
-esa_status esa_wan_vae_frames(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, uint8_t *rgb);
+/* One resolution: res blocks, then doubling in space, and in time if time[] is packed. The file has
+ * one convolution to twice the channels, whose halves are the two frames; here it is two
+ * convolutions. */
+typedef struct wan_vae_level {
+    wan_vae_res *res;
+    int32_t res_count, cin, cout, widest;
+    int32_t slot;         /* history of the doubling in time */
+    esa_conv time[2], up; /* up.packed is NULL in the last level */
+} wan_vae_level;
 
-/* wan_vae_encode.c, for a VAE whose config asks for the encoder: out [z_dim][latent[0]][latent[1]]
- * [latent[2]] in host memory = the normed means of the latents of a video whose first frame is rgb,
- * f32 [height][width][3] from -1 to 1, and whose others are 0. */
-esa_status esa_wan_vae_encode_image(esa_wan_vae *vae, float *out, const float *rgb,
-                                    const int32_t latent[3]);
-/* The memory of the device that it needs, without weights; INT64_MAX if it cannot be counted. */
-int64_t esa_wan_vae_encode_bytes(const esa_wan_vae *vae, const int32_t latent[3]);
+typedef struct wan_vae_attention {
+    float *norm; /* gamma */
+    esa_conv qkv, proj;
+} wan_vae_attention;
+
+/* The encoder: from pixels to latents. Level 0 is that of the latents, as in the decoder. A level
+ * has res blocks; then the size is halved, and time too if time is packed. */
+typedef struct wan_vae_down {
+    wan_vae_res *res; /* [res_blocks] */
+    int32_t cin, cout, widest;
+    int32_t slot;        /* history of the halving in time */
+    esa_conv down, time; /* down.packed is NULL in the last level */
+} wan_vae_down;
+typedef struct wan_vae_encoder {
+    esa_conv conv_in, conv_out, quant;         /* quant: its means alone */
+    wan_vae_down level[ESA_CONFIG_MAX_LEVELS]; /* [levels], [0] has the size of the latents */
+    wan_vae_res mid[2];
+    wan_vae_attention attention;
+    float *norm_out;
+    int32_t slots, in_slot, out_slot;
+    wan_vae_res *res_all; /* the res blocks of all levels */
+} wan_vae_encoder;
+
+typedef struct esa_wan_vae {
+    esa_vae vae;
+    esa_wan_vae_config config;
+    esa_conv post_quant, conv_in, conv_out;
+    wan_vae_res mid[2];
+    wan_vae_attention attention;
+    float *norm_out;
+    wan_vae_encoder encoder; /* only if the config asks for it */
+    wan_vae_level level[ESA_CONFIG_MAX_LEVELS];
+    int32_t levels, slots;
+    int32_t in_slot, out_slot;
+    wan_vae_res *res_all; /* the res blocks of all levels */
+} esa_wan_vae;
+
+/* wan_vae_decode.c: kind->cut and cut_bytes */
+esa_status esa_wan_vae_cut(esa_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink, void *user);
+int64_t esa_wan_vae_cut_bytes(const esa_vae *vae, int64_t frames, int64_t height, int64_t width,
+                              int32_t bytes);
 
 #endif

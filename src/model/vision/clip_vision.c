@@ -3,10 +3,8 @@
 #include "model/vision/clip_vision.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
-#include "model/json_file.h"
-#include "model/store.h"
+#include "model/config/json_file.h"
 #include "nn/ops.h"
 
 typedef struct vision_norm {
@@ -18,16 +16,14 @@ typedef struct vision_layer {
     vision_norm norm1, norm2;
 } vision_layer;
 
-struct esa_clip_vision {
-    esa_part_env env;
+typedef struct esa_clip_vision {
+    esa_part part;
     esa_clip_vision_config config;
-    esa_weights *weights;
-    esa_store *store;
     esa_linear patch;         /* [d][3][patch][patch], no bias */
     esa_weight first, places; /* [d], [rows][d], in host memory */
     vision_norm before;       /* in host memory */
     vision_layer *layer;      /* [layers] */
-};
+} esa_clip_vision;
 
 esa_status esa_config_clip_vision(esa_ctx *ctx, esa_clip_vision_config *c, const char *path)
 {
@@ -72,116 +68,76 @@ static const esa_naming_rule rules[] = { { "vision_model.embeddings", "embedding
                                          { "vision_model.post_layernorm", "post_layernorm" } };
 static const esa_naming naming = { "transformers 5", "embeddings.class_embedding", rules, 4, NULL };
 
-static void want_norm(esa_clip_vision *e, vision_norm *n, int32_t flags, const char *name)
-{
-    const int64_t d = e->config.d;
-    esa_weights_want(e->weights, n ? &n->weight : NULL, ESA_WANT_F32 | flags, 1, &d, "%s.weight",
-                     name);
-    esa_weights_want(e->weights, n ? &n->bias : NULL, ESA_WANT_F32 | flags, 1, &d, "%s.bias", name);
-}
+#define END(field) offsetof(esa_clip_vision, field)
+#define AT(field)  offsetof(vision_layer, field)
+static const esa_row ends[] = {
+    { ESA_ROW_TENSOR, END(first), "embeddings.class_embedding", "d", ESA_WANT_HOST, 0 },
+    { ESA_ROW_TENSOR, END(places), "embeddings.position_embedding.weight", "n,d", ESA_WANT_HOST,
+      0 },
+    { ESA_ROW_MATRIX, END(patch), "embeddings.patch_embedding", "d,3,p,p", 0, 0 },
+    { ESA_ROW_NORM, END(before), "pre_layrnorm", "d", ESA_WANT_HOST, 0 },
+};
+static const esa_row unused[] = { { ESA_ROW_NORM, 0, "post_layernorm", "d", 0, 0 } };
+static const esa_row norms[] = {
+    { ESA_ROW_NORM, AT(norm1), "layer_norm1", "d", 0, 0 },
+    { ESA_ROW_NORM, AT(norm2), "layer_norm2", "d", 0, 0 },
+};
+static const esa_row products[] = {
+    { ESA_ROW_LINEAR, AT(q), "self_attn.q_proj", "d,d", 0, 0 },
+    { ESA_ROW_LINEAR, AT(k), "self_attn.k_proj", "d,d", 0, 0 },
+    { ESA_ROW_LINEAR, AT(v), "self_attn.v_proj", "d,d", 0, 0 },
+    { ESA_ROW_LINEAR, AT(o), "self_attn.out_proj", "d,d", 0, 0 },
+    { ESA_ROW_LINEAR, AT(up), "mlp.fc1", "f,d", 0, 0 },
+    { ESA_ROW_LINEAR, AT(down), "mlp.fc2", "d,f", 0, 0 },
+};
 
-static void want_layer(esa_clip_vision *e, int32_t number)
+/* The last layer is checked, but not loaded. */
+static int32_t used(const esa_clip_vision *e) { return e->config.layers - 1; }
+
+static void want_layers(esa_clip_vision *e, const esa_row *rows, int32_t count, int32_t grouped,
+                        const esa_sizes *sizes)
 {
-    const int64_t d = e->config.d, ff = e->config.ff;
-    vision_layer *l = &e->layer[number];
-    const int32_t used = number + 1 < e->config.layers;
-    const struct {
-        esa_linear *layer;
-        int64_t dim[2];
-        const char *name;
-    } list[] = { { &l->q, { d, d }, "self_attn.q_proj" }, { &l->k, { d, d }, "self_attn.k_proj" },
-                 { &l->v, { d, d }, "self_attn.v_proj" }, { &l->o, { d, d }, "self_attn.out_proj" },
-                 { &l->up, { ff, d }, "mlp.fc1" },        { &l->down, { d, ff }, "mlp.fc2" } };
-    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        esa_weights_want(e->weights, used ? &list[i].layer->weight : NULL, ESA_WANT_PRODUCT, 2,
-                         list[i].dim, "vision_model.encoder.layers.%d.%s.weight", (int)number,
-                         list[i].name);
-        esa_weights_want(e->weights, used ? &list[i].layer->bias : NULL, 0, 1, list[i].dim,
-                         "vision_model.encoder.layers.%d.%s.bias", (int)number, list[i].name);
+    for (int32_t i = 0; i < e->config.layers; i++) {
+        esa_weights_group(e->part.weights, grouped && i < used(e) ? 1 + i : 0);
+        esa_rows_want(e->part.weights, rows, count, i < used(e) ? &e->layer[i] : NULL, sizes,
+                      "vision_model.encoder.layers.%d.", i);
     }
 }
 
-static void want_all(esa_clip_vision *e)
+static esa_status open_file(esa_clip_vision *e)
 {
     const esa_clip_vision_config *c = &e->config;
-    const int64_t d = c->d, places[] = { esa_clip_vision_rows(c), d },
-                  patch[] = { d, 3, c->patch, c->patch };
-    char name[96];
-    esa_weights_naming(e->weights, &naming);
-    esa_weights_want(e->weights, &e->first, ESA_WANT_HOST, 1, &d,
-                     "vision_model.embeddings.class_embedding");
-    esa_weights_want(e->weights, &e->places, ESA_WANT_HOST, 2, places,
-                     "vision_model.embeddings.position_embedding.weight");
-    esa_weights_want(e->weights, &e->patch.weight, ESA_WANT_PRODUCT, 4, patch,
-                     "vision_model.embeddings.patch_embedding.weight");
-    want_norm(e, &e->before, ESA_WANT_HOST, "vision_model.pre_layrnorm");
-    want_norm(e, NULL, 0, "vision_model.post_layernorm");
-    for (int32_t i = 0; i < c->layers; i++) {
-        vision_layer *l = i + 1 < c->layers ? &e->layer[i] : NULL;
-        snprintf(name, sizeof name, "vision_model.encoder.layers.%d.layer_norm1", (int)i);
-        want_norm(e, l ? &l->norm1 : NULL, 0, name);
-        snprintf(name, sizeof name, "vision_model.encoder.layers.%d.layer_norm2", (int)i);
-        want_norm(e, l ? &l->norm2 : NULL, 0, name);
-    }
-    for (int32_t i = 0; i < c->layers; i++) {
-        esa_weights_group(e->weights, i + 1 < c->layers ? 1 + i : 0);
-        want_layer(e, i);
-    }
-    esa_weights_ignore(e->weights, "vision_model.embeddings.position_ids");
-    esa_weights_ignore(e->weights, "visual_projection.");
+    const esa_part_env *env = &e->part.env;
+    const esa_sizes sizes = {
+        .letter = { ['d'] = c->d, ['f'] = c->ff, ['p'] = c->patch, ['n'] = esa_clip_vision_rows(c) }
+    };
+    ESA_TRY(esa_part_array(&e->part, (void **)&e->layer, c->layers, sizeof *e->layer));
+    ESA_TRY(esa_weights_open_part(env->nn->ctx, &e->part.weights, env->folder, "image_encoder",
+                                  "model", "image_encoder"));
+    esa_weights *w = e->part.weights;
+    esa_weights_naming(w, &naming);
+    esa_rows_want(w, ESA_ROWS(ends), e, &sizes, "vision_model.");
+    esa_rows_want(w, ESA_ROWS(unused), NULL, &sizes, "vision_model.");
+    want_layers(e, ESA_ROWS(norms), 0, &sizes);
+    want_layers(e, ESA_ROWS(products), 1, &sizes);
+    esa_weights_ignore(w, "vision_model.embeddings.position_ids");
+    esa_weights_ignore(w, "visual_projection.");
+    return esa_part_compare(&e->part);
 }
 
-static esa_status read_file(esa_clip_vision *e, int32_t load)
-{
-    const esa_part_env *env = &e->env;
-    esa_ctx *ctx = env->nn->ctx;
-    e->layer = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof(vision_layer) * e->config.layers);
-    if (!e->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the image encoder");
-    ESA_TRY(esa_weights_open_part(ctx, &e->weights, env->folder, "image_encoder", "model",
-                                  "image_encoder"));
-    want_all(e);
-    ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
-    if (!load) return ESA_OK;
-    return esa_part_load(env, &e->store, e->weights, ESA_LOAD_ENCODER);
-}
-
-static esa_status make(const esa_part_env *env, esa_clip_vision **out,
-                       const esa_clip_vision_config *config, int32_t load)
-{
-    esa_ctx *ctx = env->nn->ctx;
-    *out = NULL;
-    esa_clip_vision *e = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *e);
-    if (!e) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the image encoder");
-    e->env = *env;
-    e->config = *config;
-    const esa_status status = read_file(e, load);
-    if (!status && load)
-        *out = e;
-    else
-        esa_clip_vision_free(e);
-    return status;
-}
-
-esa_status esa_clip_vision_check(const esa_part_env *env, const esa_clip_vision_config *config)
-{
-    esa_clip_vision *none;
-    return make(env, &none, config, 0);
-}
-
-esa_status esa_clip_vision_open(const esa_part_env *env, esa_clip_vision **encoder,
+esa_status esa_clip_vision_make(const esa_part_env *env, esa_part **out,
                                 const esa_clip_vision_config *config)
 {
-    return make(env, encoder, config, 1);
-}
-
-void esa_clip_vision_free(esa_clip_vision *e)
-{
-    if (!e) return;
-    esa_ctx *ctx = e->env.nn->ctx;
-    esa_store_free(e->store);
-    esa_weights_free(e->weights);
-    esa_mem_free(&ctx->mem, e->layer, (int64_t)sizeof(vision_layer) * e->config.layers);
-    esa_mem_free(&ctx->mem, e, (int64_t)sizeof *e);
+    *out = NULL;
+    esa_clip_vision *e = esa_part_new(env, (int64_t)sizeof *e, "the image encoder");
+    if (!e) return ESA_ERR_MEMORY;
+    e->config = *config;
+    const esa_status status = open_file(e);
+    if (status)
+        esa_part_free(&e->part);
+    else
+        *out = &e->part;
+    return status;
 }
 
 /* ---------------------------------------------------------------- one image */
@@ -193,20 +149,27 @@ typedef struct vision_run {
     esa_view up;            /* [n][ff] */
     esa_view pixels, cut;   /* [n - 1][3 patch^2], its embedding [n - 1][d] f32 */
     int64_t n;
+    esa_clip_vision *e;
+    const float *rgb;
+    float *out;  /* [n][d] in host memory */
+    float *room; /* [half] twice, in host memory */
+    int64_t half;
 } vision_run;
 
-static void place(const esa_clip_vision *e, vision_run *r, esa_carve *carve)
+static void place(void *user, esa_carve *carve)
 {
-    const esa_clip_vision_config *c = &e->config;
-    const int32_t type = e->env.nn->ops->dtype;
+    vision_run *r = user;
+    const esa_clip_vision_config *c = &r->e->config;
+    esa_nn *nn = r->e->part.env.nn;
+    const int32_t type = nn->ops->dtype;
     const int64_t n = r->n, d = c->d;
-    r->x = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
-    r->t = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n, d);
+    r->x = esa_nn_take(nn, carve, ESA_DTYPE_F32, n, d);
+    r->t = esa_nn_take(nn, carve, ESA_DTYPE_F32, n, d);
     esa_view *const list[] = { &r->h, &r->o, &r->q, &r->k, &r->v };
-    for (size_t i = 0; i < 5; i++) *list[i] = esa_nn_take(e->env.nn, carve, type, n, d);
-    r->up = esa_nn_take(e->env.nn, carve, type, n, c->ff);
-    r->pixels = esa_nn_take(e->env.nn, carve, type, n - 1, (int64_t)3 * c->patch * c->patch);
-    r->cut = esa_nn_take(e->env.nn, carve, ESA_DTYPE_F32, n - 1, d);
+    for (size_t i = 0; i < 5; i++) *list[i] = esa_nn_take(nn, carve, type, n, d);
+    r->up = esa_nn_take(nn, carve, type, n, c->ff);
+    r->pixels = esa_nn_take(nn, carve, type, n - 1, (int64_t)3 * c->patch * c->patch);
+    r->cut = esa_nn_take(nn, carve, ESA_DTYPE_F32, n - 1, d);
 }
 
 /* Rows of patches, each in the order channel, row, column. */
@@ -244,39 +207,41 @@ static void add_places(const esa_clip_vision *e, float *x, const float *cut, int
     }
 }
 
-/* The first states; room: [n][max(d, 3 patch^2)] twice in host memory. */
-static esa_status begin(esa_clip_vision *e, vision_run *r, const float *rgb, float *room,
-                        int64_t half)
+/* The first states. */
+static esa_status begin(const vision_run *r)
 {
-    esa_nn *nn = e->env.nn;
-    cut_patches(&e->config, room, rgb);
+    const esa_clip_vision *e = r->e;
+    esa_nn *nn = e->part.env.nn;
+    float *room = r->room;
+    cut_patches(&e->config, room, r->rgb);
     ESA_TRY(esa_nn_write(nn, &r->pixels, room));
     ESA_TRY(nn->ops->linear(nn, &r->cut, &r->pixels, &e->patch, ESA_ACT_NONE));
     ESA_TRY(esa_nn_read(nn, room, &r->cut));
-    add_places(e, room + half, room, r->n);
-    return esa_nn_write(nn, &r->x, room + half);
+    add_places(e, room + r->half, room, r->n);
+    return esa_nn_write(nn, &r->x, room + r->half);
 }
 
-static esa_norm_args norm_of(const esa_clip_vision *e, const vision_run *r, const vision_norm *n)
+static esa_norm_args norm_of(const vision_run *r, const vision_norm *n)
 {
     return (esa_norm_args){ .y = r->h,
                             .x = r->x,
                             .norm = n ? ESA_NORM_LAYER : ESA_NORM_NONE,
-                            .eps = (float)e->config.eps,
+                            .eps = (float)r->e->config.eps,
                             .weight = n ? n->weight.data : NULL,
                             .bias = n ? n->bias.data : NULL };
 }
 
 /* From h, the norm of x, to the norm of the new x for the next layer. */
-static esa_status run_layer(esa_clip_vision *e, const vision_run *r, int32_t number)
+static esa_status run_layer(void *user, int32_t number)
 {
-    esa_nn *nn = e->env.nn;
+    const vision_run *r = user;
+    const esa_clip_vision *e = r->e;
+    esa_nn *nn = e->part.env.nn;
     const esa_nn_ops *op = nn->ops;
     const vision_layer *l = &e->layer[number];
     const int64_t D = e->config.d / e->config.heads;
     const int32_t last = number + 2 == e->config.layers;
-    const esa_norm_args middle = norm_of(e, r, &l->norm2),
-                        end = norm_of(e, r, last ? NULL : &l[1].norm1);
+    const esa_norm_args middle = norm_of(r, &l->norm2), end = norm_of(r, last ? NULL : &l[1].norm1);
     const esa_biased_args attention = { .o = r->o,
                                         .q = r->q,
                                         .k = r->k,
@@ -295,40 +260,28 @@ static esa_status run_layer(esa_clip_vision *e, const vision_run *r, int32_t num
     return op->linear_add(nn, &end, &r->up, &l->down, &r->t);
 }
 
-static esa_status run(esa_clip_vision *e, vision_run *r, float *out, const float *rgb, float *room,
-                      int64_t half)
+static esa_status run(void *user)
 {
-    esa_nn *nn = e->env.nn;
-    const esa_norm_args first = norm_of(e, r, &e->layer[0].norm1);
-    ESA_TRY(begin(e, r, rgb, room, half));
+    vision_run *r = user;
+    esa_nn *nn = r->e->part.env.nn;
+    const esa_norm_args first = norm_of(r, &r->e->layer[0].norm1);
+    ESA_TRY(begin(r));
     ESA_TRY(nn->ops->norm(nn, &first));
-    for (int32_t i = 0; i + 1 < e->config.layers; i++) {
-        ESA_TRY(esa_store_begin(e->store, 1 + i));
-        ESA_TRY(run_layer(e, r, i));
-        ESA_TRY(esa_store_end(e->store, 1 + i));
-    }
-    return esa_nn_read(nn, out, &r->x);
+    ESA_TRY(esa_part_blocks(&r->e->part, used(r->e), run_layer, r));
+    return esa_nn_read(nn, r->out, &r->x);
 }
 
-esa_status esa_clip_vision_encode(esa_clip_vision *e, float *out, const float *rgb)
+esa_status esa_clip_vision_encode(esa_part *encoder, float *out, const float *rgb)
 {
-    esa_nn *nn = e->env.nn;
+    static const esa_part_work work = { place, run, "the image encoder" };
+    esa_clip_vision *e = (esa_clip_vision *)encoder;
+    esa_ctx *ctx = encoder->env.nn->ctx;
     const esa_clip_vision_config *c = &e->config;
-    vision_run r = { .n = esa_clip_vision_rows(c) };
-    const int64_t half = r.n * esa_max64(c->d, (int64_t)3 * c->patch * c->patch);
-    esa_carve carve = { 0 };
-    void *block = NULL;
-    place(e, &r, &carve);
-    float *room = esa_mem_alloc(&nn->ctx->mem, 8 * half);
-    if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the image encoder");
-    esa_status status = esa_nn_alloc(nn, &block, carve.used, "the image encoder");
-    if (!status) {
-        const int64_t bytes = carve.used;
-        carve = (esa_carve){ .base = block };
-        place(e, &r, &carve);
-        status = run(e, &r, out, rgb, room, half);
-        esa_nn_free(nn, block, bytes);
-    }
-    esa_mem_free(&nn->ctx->mem, room, 8 * half);
+    vision_run r = { .n = esa_clip_vision_rows(c), .e = e, .rgb = rgb, .out = out };
+    r.half = r.n * esa_max64(c->d, (int64_t)3 * c->patch * c->patch);
+    r.room = esa_mem_alloc(&ctx->mem, 8 * r.half);
+    if (!r.room) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the image encoder");
+    const esa_status status = esa_part_run(encoder, &work, &r);
+    esa_mem_free(&ctx->mem, r.room, 8 * r.half);
     return status;
 }

@@ -6,7 +6,7 @@
 #ifndef ESA_MODEL_CLIP_VISION_H
 #define ESA_MODEL_CLIP_VISION_H
 
-#include "model/part.h"
+#include "model/part/part.h"
 
 typedef struct esa_clip_vision_config {
     int32_t d, heads, layers, ff;
@@ -17,16 +17,11 @@ typedef struct esa_clip_vision_config {
 
 esa_status esa_config_clip_vision(esa_ctx *ctx, esa_clip_vision_config *config, const char *path);
 
-typedef struct esa_clip_vision esa_clip_vision;
-
-esa_status esa_clip_vision_check(const esa_part_env *env, const esa_clip_vision_config *config);
-/* Copies env; env->nn must outlive the encoder. */
-esa_status esa_clip_vision_open(const esa_part_env *env, esa_clip_vision **encoder,
+esa_status esa_clip_vision_make(const esa_part_env *env, esa_part **encoder,
                                 const esa_clip_vision_config *config);
-void esa_clip_vision_free(esa_clip_vision *encoder);
 /* Patches and the class token. */
 int64_t esa_clip_vision_rows(const esa_clip_vision_config *config);
-/* out [rows][d] in host memory, from rgb [image][image][3], f32 and normed. */
-esa_status esa_clip_vision_encode(esa_clip_vision *encoder, float *out, const float *rgb);
+/* out [rows][d] in host memory, from rgb [image][image][3], f32 and normed, when it is loaded. */
+esa_status esa_clip_vision_encode(esa_part *encoder, float *out, const float *rgb);
 
 #endif
