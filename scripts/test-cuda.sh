@@ -83,6 +83,10 @@ collect() { # reads the logs of what was started; a program that died counts as 
             *) [ "${bad:-0}" -gt 0 ] || { remark="$remark, died with status ${status:-none}"; bad=1; } ;;
         esac
         [ "${status:-1}" -eq 0 ] || [ "${bad:-0}" -gt 0 ] || bad=1
+        if grep -q '^no case of ' "$out/$name.log"; then    # ESA_TEST_CASE matches nothing
+            remark="$remark, $(grep -m 1 '^no case of ' "$out/$name.log")"
+            [ "${bad:-0}" -gt 0 ] || bad=1
+        fi
         note "$name" "${good:-0}" "${bad:-0}" "$remark"
         if [ "${bad:-0}" -gt 0 ]; then
             grep -nE 'WRONG|FAILED|LINE  |ERROR|on_gpu:|differ|=========|Error|rows wrong|instead of' "$out/$name.log" |
