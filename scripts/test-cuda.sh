@@ -83,6 +83,10 @@ collect() { # reads the logs of what was started; a program that died counts as 
             *) [ "${bad:-0}" -gt 0 ] || { remark="$remark, died with status ${status:-none}"; bad=1; } ;;
         esac
         [ "${status:-1}" -eq 0 ] || [ "${bad:-0}" -gt 0 ] || bad=1
+        if grep -q '^no case of ' "$out/$name.log"; then    # ESA_TEST_CASE matches nothing
+            remark="$remark, $(grep -m 1 '^no case of ' "$out/$name.log")"
+            [ "${bad:-0}" -gt 0 ] || bad=1
+        fi
         note "$name" "${good:-0}" "${bad:-0}" "$remark"
         if [ "${bad:-0}" -gt 0 ]; then
             grep -nE 'WRONG|FAILED|LINE  |ERROR|on_gpu:|differ|=========|Error|rows wrong|instead of' "$out/$name.log" |
@@ -105,6 +109,10 @@ for name in test_eight_bit test_gpu_eight_bit; do
         start "$name-$level" ESA_CUDA="$level" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
     done
 done
+case " ${levels[*]} " in *" sm89 "*)    # a carry in 8 bits; test_carry has those of sm90a and sm80
+    start test_carry-sm89 ESA_CUDA=sm89 ESA_TEST_DEVICE=cuda ESA_TEST_CASE='carry/*eight*' \
+        timeout "$limit" "$folder/tests/test_carry" ;;
+esac
 for program in "$folder"/tests/test_*_gpu; do       # of the engine, if it was built: model/ and golden files
     case $program in */test_no_gpu) continue ;; esac        # it comes below, without the plugin
     [ -x "$program" ] && start "$(basename "$program")" ESA_TEST_GOLDEN="$here/tests/golden" \

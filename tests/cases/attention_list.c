@@ -160,7 +160,8 @@ static void take_turns(case_walk *w, int32_t at)
     attention_case *c = &w->c;
     const int32_t has_tiles = (w->flags & TILES) != 0;
     if (w->flags & ODD_DIMS) return; /* set_axis */
-    if (has_tiles && c->exact_rows) c->tail = at % 4;
+    /* 6: D and dtypes, so that every tail meets all of them */
+    if (has_tiles && c->exact_rows) c->tail = (at / 6 + at) % 4;
     if (c->exact_rows) c->exact_rows = turn_rows[at % 9];
     if (!has_tiles) {
         c->D = turn_dims[at % 4];

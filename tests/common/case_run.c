@@ -10,6 +10,7 @@
 
 static char running[160]; /* the case that runs; empty: none */
 static int number, cases, wrong_cases;
+static int begun; /* cases of all tests */
 
 int few(int n) { return getenv("ESA_TEST_SMALL") ? n : 1; }
 
@@ -33,6 +34,7 @@ int case_begin(const char *name, int every)
     if (getenv("ESA_TEST_VERBOSE")) printf("%s\n", name);
     snprintf(running, sizeof running, "%s", name);
     cases++;
+    begun++;
     return 1;
 }
 
@@ -50,7 +52,11 @@ void cases_done(const char *what)
 {
     const int all = cases, wrong = wrong_cases;
     cases = wrong_cases = 0;
-    printf("%d cases of %s\n", all, what);
+    if (all)
+        printf("%d cases of %s\n", all, what);
+    else
+        printf("no case of %s ran\n", what); /* scripts/test-cuda.sh looks for it */
+    if (!all && !getenv("ESA_TEST_CASE")) fail_msg("no case of %s ran", what);
     if (wrong) fail_msg("%d of %d cases of %s are wrong", wrong, all, what);
 }
 
@@ -67,11 +73,16 @@ int case_tests(const struct CMUnitTest *tests, size_t count, CMFixtureFunction s
                CMFixtureFunction teardown)
 {
     struct CMUnitTest chosen[32];
-    size_t n = 0;
+    size_t n = 0, named_tests = 0;
     const char *named = getenv("ESA_TEST_CASE");
     if (count > sizeof chosen / sizeof chosen[0]) return printf("too many tests\n");
-    for (size_t i = 0; i < count; i++)
-        if (!named || tests[i].teardown_func == cases_stopped || case_matches(tests[i].name, named))
-            chosen[n++] = tests[i];
-    return _cmocka_run_group_tests("tests", chosen, n, setup, teardown);
+    for (size_t i = 0; i < count; i++) {
+        const int is_named = !named || case_matches(tests[i].name, named);
+        if (is_named || tests[i].teardown_func == cases_stopped) chosen[n++] = tests[i];
+        named_tests += is_named != 0;
+    }
+    const int failed = _cmocka_run_group_tests("tests", chosen, n, setup, teardown);
+    if (named_tests || begun) return failed;
+    printf("no case and no test is named %s\n", named ? named : "");
+    return failed + 1;
 }

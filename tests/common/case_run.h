@@ -14,13 +14,15 @@ int few(int n);
 int case_begin(const char *name, int every);
 /* Its end. wrong: how often it was. Prints the command if it was. */
 void case_end(int wrong);
-/* The end of all cases of a test: prints their number, and fails the test if one was wrong. */
+/* The end of all cases of a test: prints their number. Fails the test if one was wrong, or if none
+ * ran though $ESA_TEST_CASE is not set. */
 void cases_done(const char *what);
 /* The teardown of a test that runs cases: says which case stopped it. */
 int cases_stopped(void **state);
 #define CASES(test) cmocka_unit_test_teardown(test, cases_stopped)
 
-/* Runs a program's tests; if $ESA_TEST_CASE is set, those with that teardown and those it names. */
+/* Runs a program's tests; if $ESA_TEST_CASE is set, those with that teardown and those it names.
+ * Returns the number of failures; 1 if it names no case and no test. */
 int case_tests(const struct CMUnitTest *tests, size_t count, CMFixtureFunction setup,
                CMFixtureFunction teardown);
 #define RUN_CASES(tests, setup, teardown)                                                          \

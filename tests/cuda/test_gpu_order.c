@@ -5,8 +5,7 @@
  * The GPU rounds samples and the metric to bf16 (2^-9), so tokens near a cut change sides, and the
  * nodes below differ. Neither order is the better one: where clusters are cut, some heads gain and
  * some lose. What an order gains is the spread inside blocks that it removes from the start order.
- * Of the CPU's gain the GPU must reach 99 % over all heads and 90 % in each.
- */
+ * Of the CPU's gain the GPU must reach 99 % over all heads and 90 % in each. */
 #include "backend/backend.h"
 #include "cuda/gpu_kit.h"
 #include "select/order_kit.h"
