@@ -265,10 +265,10 @@ ESA_API int32_t esa_warmup_steps(double warmup_frac, int32_t steps);
 
 /* Presets: the work of a whole video (params.work) for three aims. esa_preset_work_for gives it for
  * a run of so many steps with this carry (esa_session_params.carry) and so many branches at a step
- * (as in esa_carry_anchors). The fewer the steps, the more
- * work the same closeness takes. Without carry the works are 0.57, 0.44 and 0.30 for any number of
- * steps; esa_preset_work returns these. NaN for any other preset, and for steps below 1. Set
- * work_or_least too, so that a short video takes the least work that it can. */
+ * (as in esa_carry_anchors). The fewer the steps, the more work the same closeness takes. Without
+ * carry the works are 0.57, 0.44 and 0.30 for any number of steps; esa_preset_work returns these.
+ * NaN for any other preset, and for steps below 1. Set work_or_least too, so that a short video
+ * takes the least work that it can. */
 enum { ESA_PRESET_FAITHFUL = 0, ESA_PRESET_BALANCED = 1, ESA_PRESET_FAST = 2 };
 ESA_API double esa_preset_work_for(int32_t preset, int32_t steps, int32_t carry, int32_t branches);
 ESA_API double esa_preset_work(int32_t preset);

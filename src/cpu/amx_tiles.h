@@ -7,15 +7,15 @@
  * tiles of 16 rows of 64 bytes. Tile numbers must be literal digits, because gcc pastes them into
  * the instruction.
  *
- *     TILES_BEGIN()           shapes the tiles of this thread
- *     TILES_END()             releases them
- *     TILE_ZERO(t)            t = 0
- *     TILE_LOAD(t, at, pitch)   16 rows of 64 bytes, pitch bytes apart
- *     TILE_STORE(t, at, pitch)
- *     TILE_BF16(c, a, b)      c[16][16] += a[16][32] b[32][16], c in f32; b holds pairs along its
- *                             rows: [16][16][2]
- *     TILES_FENCE()           stands between stores by other instructions and tile loads of the
- *                             same memory
+ *     TILES_BEGIN()             shapes the tiles of this thread
+ *     TILES_END()               releases them
+ *     TILE_ZERO(t)              t = 0
+ *     TILE_LOAD(t, at, pitch)   t = 16 rows of 64 bytes, pitch bytes apart
+ *     TILE_STORE(t, at, pitch)  writes them
+ *     TILE_BF16(c, a, b)        c[16][16] += a[16][32] b[32][16], c in f32; b holds pairs of its
+ *                               rows side by side: [16][16][2]
+ *     TILES_FENCE()             stands between stores by other instructions and tile loads of the
+ *                               same memory
  *
  * TILE_BF16 computes as Intel's manual writes TDPBF16PS. One instruction adds up the products of
  * even positions and those of odd positions in two chains of fused multiply-adds that start from 0;

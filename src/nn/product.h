@@ -15,13 +15,13 @@ enum {
      * sums has room for them. */
     ESA_PANEL_ROWS = 32,
     /* Most terms of one call of a kernel: the slice of a panel stays in the second-level cache.
-     * Kernels of tiles are made for heads and take fewer. */
+     * Kernels that compute tiles are made for one head dim and take fewer terms. */
     ESA_PANEL_DEPTH = 1024,
     ESA_PANEL_DEPTH_TILES = 256
 };
-_Static_assert(ESA_PANEL_DEPTH_TILES <= ESA_MAX_HEAD_DIM, "tiles are made for depths of heads");
+_Static_assert(ESA_PANEL_DEPTH_TILES <= ESA_MAX_HEAD_DIM, "kernels of tiles take one head dim");
 
-/* The terms of a slice if a sum of depth terms is cut into equal ones. Each begins at a multiple of
+/* A sum of depth terms is cut into equal slices: the terms of one. Each begins at a multiple of 32,
  * the widest step of a kernel along depth. */
 ESA_INLINE int64_t esa_panel_slice(const esa_cpu_kernels *kern, int64_t depth)
 {

@@ -30,8 +30,9 @@ esa_ctx *level_ctx(int32_t level, int32_t threads);
  * the textbook, have the bits that rules/carry.h gives for the output of the same call without a
  * carry, and leave o and the LSE as they were. Returns the number of wrong runs, each printed. */
 int check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads);
-/* Runs the case several times, with 1 to 5 threads and on a GPU another tail between: the bits must
- * be the same. A carry that is added, if it is 0, must give the bits of the call without it. */
+/* Runs the case several times, with 1 to 5 threads, on a GPU with a call of another tail in
+ * between: the bits must be the same. A carry that is added, if it is 0, must give the bits of the
+ * call without it. */
 int check_bits(const attention_case *c, const int32_t *level, int levels);
 /* Runs the case and returns the error of the output against the textbook, relative in the L2 norm.
  * *lse receives the largest error of the LSE; infinity if an empty row is missing or invented.

@@ -25,7 +25,7 @@ extern int levels, native;
 void run_cases(const char *group, int every, int tiles, int (*check)(const attention_case *c));
 /* The case of this name, which must exist; for tests that change it. */
 attention_case case_of(const char *name);
-/* The rest of main. */
+/* What main returns: finds the levels, runs the tests and cleans up. */
 int attention_tests(const struct CMUnitTest *tests, size_t count);
 #define RUN(tests) attention_tests(tests, sizeof(tests) / sizeof((tests)[0]))
 

@@ -38,7 +38,7 @@ struct esa_dit {
     int32_t *perm;                /* [N] position -> token of the grid; NULL: identity */
     float *cos, *sin;             /* [turned][head_dim/2], in sequence order; NULL: no rotation */
     int64_t turned;               /* rows of cos and sin */
-    int64_t host_floats;          /* room that kind->positions needs in host memory */
+    int64_t host_floats;          /* floats that kind->positions needs in host memory */
     esa_view x;                   /* [S][d] the residual stream */
     esa_view a;                   /* [S][d] normed input of a layer */
     esa_view patch_in, patch_out; /* [N][P * C] in the same memory */
@@ -64,9 +64,10 @@ struct esa_dit_kind {
     /* Copies the config, fills in what an esa_dit must know of it, makes arrays (esa_part_array)
      * and sets dit->sizes. */
     esa_status (*make)(esa_dit *dit, const void *config);
-    /* Wants tensors outside of the blocks that are in arrays. NULL: there are none. */
+    /* States the tensors outside of the blocks that rows cannot, because they are in arrays. NULL:
+     * there are none. */
     void (*want)(esa_dit *dit);
-    /* Wants the tensors of block i; sizes.without leaves F8 out where it costs most. */
+    /* States the tensors of block i; sizes.without leaves F8 out where it costs most. */
     void (*want_block)(esa_dit *dit, int32_t i);
 
     /* Fails for latents that are wrong in another way than esa_dit_layout finds; NULL: none are. */

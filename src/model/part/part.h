@@ -30,7 +30,8 @@ typedef struct esa_part_env {
     const char *transformer_2;
     const esa_lora *lora_2;
     int32_t loras_2;
-    /* The same in memory, which must outlive the part; for fuzzing. NULL: none. */
+    /* The transformer's weight file in memory, which must outlive the part; for fuzzing. NULL:
+     * none. */
     const void *file;
     int64_t file_bytes;
     int32_t hold;     /* ESA_HOLD_*, for weights in host memory */
@@ -60,10 +61,10 @@ typedef struct esa_part {
     int32_t owned;
 } esa_part;
 
-/* A struct of so many zeros, which begins with an esa_part; NULL and the message "out of memory for
- * WHAT". Copies env. */
+/* Returns a zeroed struct of so many bytes, which begins with an esa_part; on failure NULL, with
+ * the message "out of memory for WHAT". Copies env. */
 void *esa_part_new(const esa_part_env *env, int64_t bytes, const char *what);
-/* *data = an array of zeros that lives as long as the part; at most three of them. */
+/* *data = a zeroed array that lives as long as the part; at most three per part. */
 esa_status esa_part_array(esa_part *part, void **data, int64_t count, int64_t size);
 /* Frees the store, the weights, the arrays and the struct; accepts NULL. */
 void esa_part_free(esa_part *part);
@@ -87,12 +88,13 @@ void esa_part_memory(const esa_part *part, int64_t *parameters, int64_t *held, i
 
 /* ESA_ERR_STATE "cancelled" if env.tick says so. */
 esa_status esa_part_tick(const esa_part *part, int64_t done, int64_t total);
-/* Calls run for blocks 0 .. count-1, each with the weights of its group, 1 + i, in place. */
+/* Calls run for blocks 0 .. count-1, each while the weights of its group, 1 + i, are in place. */
 esa_status esa_part_blocks(esa_part *part, int32_t count, esa_status (*run)(void *user, int32_t i),
                            void *user);
 
 /* One call of an encoder: the buffers that it places on the device, and what it computes in them.
- * place is called with a NULL base first, which counts. Makes the weights leave room. */
+ * place is called with a NULL base first, which counts. esa_part_run then makes weights leave the
+ * device until the buffers fit. */
 typedef struct esa_part_work {
     void (*place)(void *user, esa_carve *carve);
     esa_status (*run)(void *user);

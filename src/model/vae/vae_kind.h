@@ -40,7 +40,8 @@ struct esa_vae {
     float *vectors;       /* all norms, then scale and shift, on the device */
     float *scale, *shift; /* latents * scale + shift is what the decoder takes; [z_dim] each */
     int64_t vector_bytes;
-    int64_t parameters, bytes; /* of the tensors in use; that loading has allocated */
+    int64_t parameters; /* of the tensors in use */
+    int64_t bytes;      /* that loading has allocated */
 };
 
 /* States the layers of rows, with their places in *base. */
@@ -67,8 +68,9 @@ struct esa_vae_kind {
     /* Copies the config, fills in what an esa_vae must know, makes arrays (esa_part_array) and
      * states the layers. */
     esa_status (*make)(esa_vae *vae, const void *config);
-    /* Decodes a cut; the memory that this needs on the device, bytes: 1 if frames become bytes. */
+    /* Decodes a cut. */
     esa_status (*cut)(esa_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink, void *user);
+    /* The device memory that this needs. bytes: 1 if frames become bytes. */
     int64_t (*cut_bytes)(const esa_vae *vae, int64_t frames, int64_t height, int64_t width,
                          int32_t bytes);
     /* Instead of both, for a VAE that cuts and blends in its own way: as those of vae.h. */
