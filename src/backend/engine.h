@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A device has a group completely or not at all: a group of esa_backend is NULL, or all its members
- * are set. The CPU has none of them here. Its operations need a BLAS, so they live in the engine
- * (src/nn), which uses them for every device with host_memory.
+ * are set. The CPU has none of them here: its operations live in the engine (src/nn), which uses
+ * them for every device with host_memory.
  *
  * The rules of backend.h hold: the caller holds the guard of ctx, arguments are checked, a failure
  * leaves one message in ctx. All functions only enqueue work on the ctx's stream, allocate nothing
