@@ -92,6 +92,9 @@ class Fa4Session:
     def begin(self) -> None:
         self._cells.clear()
 
+    def trim(self) -> None:
+        """It keeps no differences."""
+
     def step(self, step: int, branch: int = 0) -> None:
         self._at = (step, branch)
 
