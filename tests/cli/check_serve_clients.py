@@ -32,8 +32,7 @@ PROMPT = "a red ball rolls to the right over a blue floor"
 SMALL = {"size": "64x64", "num_frames": 9, "num_inference_steps": 2}
 VLLM, SGLANG = "vllm-omni==0.30.0", "sglang==0.5.23"
 # SGLang's wheels are for one Python each. Only text is read from them, so any will do.
-PLATFORM = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64", "--abi", "cp311", "--abi", "none",
-            "--platform", "any", "--implementation", "cp", "--implementation", "py"]
+PLATFORM = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64"]
 # What both of them, or openai's package, promise of a job, and its type once it has ended; written down by hand.
 JOB = {
     "id": str, "object": str, "model": str, "prompt": str, "status": str, "progress": int, "size": str, "seconds": str,
